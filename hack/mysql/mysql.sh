@@ -1,0 +1,167 @@
+#!/usr/bin/env bash
+# A real MySQL 8.0+ for tests, the demo and benchmarks, with durability on. See usage below.
+#
+# Where the server comes from, first that works:
+#   1. FLASHSALE_MYSQL_DSN   a server you run yourself (nothing is started or stopped)
+#   2. mysqld on PATH, 8.0 or later and not MariaDB
+#   3. Debian's mysql-server-core, unpacked into the cache: the system is not changed, root is not needed
+set -euo pipefail
+
+usage() {
+  cat >&2 <<'USAGE'
+usage: mysql.sh up | down | dsn | status | kill | provide
+
+  up       start the server if it is not running, wait until it answers, print its DSN
+  down     stop it and remove its data
+  dsn      print the DSN of the running server (go-sql-driver form)
+  status   say whether it runs
+  kill     kill -9 the server and leave its data (fault tests); 'up' starts it again
+  provide  only find or download the server's programs
+
+environment:
+  FLASHSALE_MYSQL_DSN   use this server instead of starting one
+  FLASHSALE_MYSQL_NAME  instance name, so that several can run (default: default)
+  FLASHSALE_MYSQL_BIND  address to listen on (default: 127.0.0.1)
+  FLASHSALE_MYSQL_PORT  port (default: a free one, kept for the instance's life)
+  FLASHSALE_CACHE       downloads (default: ~/.cache/flashsale)
+  FLASHSALE_STATE       data and logs (default: ~/.local/state/flashsale)
+USAGE
+}
+
+say() { echo "mysql: $*" >&2; }
+die() { say "$*"; exit 1; }
+
+CACHE=${FLASHSALE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/flashsale}
+STATE=${FLASHSALE_STATE:-${XDG_STATE_HOME:-$HOME/.local/state}/flashsale}
+NAME=${FLASHSALE_MYSQL_NAME:-default}
+BIND=${FLASHSALE_MYSQL_BIND:-127.0.0.1}
+DIR=$STATE/mysql-$NAME
+ROOT=$CACHE/mysql
+
+# The programs, as arrays, because an unpacked server starts through its own dynamic loader.
+MYSQLD=()
+
+find_server() {
+  local found version
+  if found=$(command -v mysqld); then
+    version=$("$found" --version)
+    if [[ $version != *MariaDB* && $version =~ Ver\ ([0-9]+)\. && ${BASH_REMATCH[1]} -ge 8 ]]; then
+      MYSQLD=("$found" --no-defaults)
+      return
+    fi
+  fi
+  [[ -x $ROOT/usr/sbin/mysqld ]] || download
+  local lib
+  lib=$(dirname "$(find "$ROOT/usr/lib" -name 'ld-linux*' | head -1)")
+  MYSQLD=("$(find "$lib" -name 'ld-linux*' | head -1)" --library-path "$lib" "$ROOT/usr/sbin/mysqld" --no-defaults
+    --lc-messages-dir="$ROOT/usr/share/mysql" --character-sets-dir="$ROOT/usr/share/mysql/charsets"
+    --plugin-dir="$ROOT/usr/lib/mysql/plugin")
+}
+
+# download unpacks Debian's MySQL into the cache with an apt state of its own. Only unstable carries it; taking it from
+# there without touching the system needs its own C library as well, which the loader trick above then uses.
+download() {
+  command -v apt-get >/dev/null && command -v dpkg >/dev/null ||
+    die "no MySQL 8.0+ found. Put mysqld on PATH, or set FLASHSALE_MYSQL_DSN to a server you run."
+  mkdir -p "$CACHE"
+  exec 9>"$CACHE/mysql.lock"
+  flock 9
+  [[ -x $ROOT/usr/sbin/mysqld ]] && return
+  local work archive apt deb
+  work=$(mktemp -d "$CACHE/mysql-download.XXXXXX")
+  archive=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -E '/debian/?$' | sort -u | head -1)
+  [[ -n $archive ]] || die "no Debian archive in this machine's apt sources; set FLASHSALE_MYSQL_DSN instead"
+  mkdir -p "$work"/{lists/partial,cache/archives/partial,root}
+  : >"$work/status"
+  echo "deb $archive unstable main" >"$work/sources.list"
+  apt=(apt-get -q -o Dir::State::Lists="$work/lists" -o Dir::Cache="$work/cache" -o Dir::State::status="$work/status"
+    -o Dir::Etc::SourceList="$work/sources.list" -o Dir::Etc::SourceParts=/dev/null -o APT::Sandbox::User=root
+    -o Debug::NoLocking=1)
+  say "downloading MySQL (about 70 MB, once) ..."
+  "${apt[@]}" update >"$work/log" 2>&1 || { tail -5 "$work/log" >&2; die "could not read the package list"; }
+  "${apt[@]}" install -y --download-only --no-install-recommends mysql-server-core mysql-client-core >>"$work/log" 2>&1 ||
+    { tail -5 "$work/log" >&2; die "could not download MySQL"; }
+  for deb in "$work"/cache/archives/*.deb; do dpkg -x "$deb" "$work/root"; done
+  rm -rf "$ROOT"
+  say "unpacked $(basename "$work"/cache/archives/mysql-server-core*.deb)"
+  mv "$work/root" "$ROOT"
+  rm -rf "$work"
+}
+
+pid() { [[ -s $DIR/pid ]] && kill -0 "$(cat "$DIR/pid")" 2>/dev/null && cat "$DIR/pid"; }
+
+dsn() { echo "root@tcp($BIND:$(cat "$DIR/port"))/flashsale"; }
+
+# answers is true once the server speaks the MySQL protocol: it greets with its version.
+answers() { timeout 1 bash -c "exec 3<>/dev/tcp/$BIND/$1 && head -c 5 <&3 | grep -q ." 2>/dev/null; }
+
+up() {
+  if [[ -n ${FLASHSALE_MYSQL_DSN:-} ]]; then echo "$FLASHSALE_MYSQL_DSN"; return; fi
+  mkdir -p "$DIR"
+  exec 8>"$DIR/lock"
+  flock 8
+  if pid >/dev/null && answers "$(cat "$DIR/port")"; then dsn; return; fi
+  find_server
+  local port user=()
+  [[ $EUID -eq 0 ]] && user=(--user=root)
+  if [[ ! -e $DIR/data/.initialized ]]; then
+    say "initialising a data directory ..."
+    rm -rf "$DIR/data"
+    echo "CREATE DATABASE flashsale; CREATE USER 'root'@'%'; GRANT ALL ON *.* TO 'root'@'%' WITH GRANT OPTION;" | tr ';' '\n' |
+      sed 's/$/;/; /^ *;$/d' >"$DIR/init.sql"
+    "${MYSQLD[@]}" --initialize-insecure "${user[@]}" --datadir="$DIR/data" --init-file="$DIR/init.sql" \
+      >"$DIR/log" 2>&1 || { tail -20 "$DIR/log" >&2; die "could not initialise"; }
+    touch "$DIR/data/.initialized"
+  fi
+  if [[ -n ${FLASHSALE_MYSQL_PORT:-} ]]; then
+    echo "$FLASHSALE_MYSQL_PORT" >"$DIR/port"
+  elif [[ ! -s $DIR/port ]]; then
+    while port=$((20000 + RANDOM % 12000)); (exec 3<>"/dev/tcp/$BIND/$port") 2>/dev/null; do :; done
+    echo "$port" >"$DIR/port"
+  fi
+  port=$(cat "$DIR/port")
+  # Durability is on by default; named here because every figure and every promise of this project rests on it.
+  setsid "${MYSQLD[@]}" "${user[@]}" --datadir="$DIR/data" --socket="$DIR/data/mysql.sock" --pid-file="$DIR/mysqld.pid" \
+    --bind-address="$BIND" --port="$port" --mysqlx=OFF --secure-file-priv= \
+    --innodb-flush-log-at-trx-commit=1 --sync-binlog=1 \
+    --innodb-buffer-pool-size=1G --innodb-redo-log-capacity=1G --max-connections=500 \
+    </dev/null >>"$DIR/log" 2>&1 8>&- &
+  echo $! >"$DIR/pid"
+  for _ in $(seq 240); do
+    if answers "$port"; then
+      say "up on $BIND:$port"
+      dsn
+      return
+    fi
+    pid >/dev/null || { tail -20 "$DIR/log" >&2; die "the server ended while starting (log above)"; }
+    sleep 0.25
+  done
+  tail -20 "$DIR/log" >&2
+  die "the server did not answer within 60 s (log above)"
+}
+
+stop() { # stop SIGNAL: end the server and wait until it is gone
+  local p
+  p=$(pid) || return 0
+  kill "-$1" "$p"
+  while kill -0 "$p" 2>/dev/null; do sleep 0.1; done
+}
+
+case ${1:-} in
+up) up ;;
+down)
+  if [[ -n ${FLASHSALE_MYSQL_DSN:-} ]]; then exit 0; fi
+  stop TERM
+  rm -rf "$DIR"
+  say "down"
+  ;;
+dsn)
+  if [[ -n ${FLASHSALE_MYSQL_DSN:-} ]]; then echo "$FLASHSALE_MYSQL_DSN"; exit 0; fi
+  pid >/dev/null || die "not running; start it with: $0 up"
+  dsn
+  ;;
+status) if pid >/dev/null; then say "running, pid $(pid), $(dsn)"; else say "not running"; exit 1; fi ;;
+kill) stop KILL ;;
+provide) find_server ;;
+*) usage; [[ ${1:-} == --help || ${1:-} == -h ]] || exit 2 ;;
+esac

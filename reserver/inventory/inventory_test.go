@@ -1,0 +1,636 @@
+package inventory_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"flashsale.dev/operator/reserver/inventory"
+	"flashsale.dev/operator/test/testmysql"
+)
+
+var ctx = context.Background()
+
+// claimOne claims on a line of its own.
+func claimOne(t testing.TB, store *inventory.Store, sale inventory.Sale, buyer string, quantity int) inventory.Result {
+	t.Helper()
+	results, _, err := store.Claim(ctx, sale.ID, inventory.NewLine("line-"+uuid.NewString()), []inventory.Request{{Buyer: buyer, Quantity: quantity}})
+	if err != nil {
+		t.Fatalf("claiming for %s: %v", buyer, err)
+	}
+	return results[0]
+}
+
+func wantOutcome(t testing.TB, got inventory.Result, want inventory.Outcome) {
+	t.Helper()
+	if got.Outcome != want {
+		t.Fatalf("outcome = %v, want %v (%+v)", got.Outcome, want, got)
+	}
+}
+
+// stampede lets buyers claim at once over several lines, each line in batches, and gives the results by buyer.
+func stampede(t testing.TB, store *inventory.Store, sale inventory.Sale, lines int, requests []inventory.Request) []inventory.Result {
+	t.Helper()
+	results := make([]inventory.Result, len(requests))
+	queue := make(chan int, len(requests))
+	for i := range requests {
+		queue <- i
+	}
+	close(queue)
+	var wg sync.WaitGroup
+	for l := range lines {
+		wg.Go(func() {
+			line := inventory.NewLine(fmt.Sprintf("line-%d", l))
+			for first := range queue {
+				batch := []int{first}
+				for len(batch) < 64 {
+					next, more := <-queue
+					if !more {
+						break
+					}
+					batch = append(batch, next)
+				}
+				asked := make([]inventory.Request, len(batch))
+				for i, b := range batch {
+					asked[i] = requests[b]
+				}
+				got, _, err := store.Claim(ctx, sale.ID, line, asked)
+				if err != nil {
+					t.Errorf("claiming: %v", err)
+					return
+				}
+				for i, b := range batch {
+					results[b] = got[i]
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return results
+}
+
+func buyers(n, quantity int) []inventory.Request {
+	requests := make([]inventory.Request, n)
+	for i := range requests {
+		requests[i] = inventory.Request{Buyer: fmt.Sprintf("buyer-%d", i), Quantity: quantity}
+	}
+	return requests
+}
+
+func count(results []inventory.Result) map[inventory.Outcome]int {
+	n := map[inventory.Outcome]int{}
+	for _, r := range results {
+		n[r.Outcome]++
+	}
+	return n
+}
+
+func TestManyClaimersGetDistinctUnits(t *testing.T) {
+	for _, tt := range []struct{ units, claimers, lines int }{{1, 50, 4}, {5, 1000, 4}, {300, 1000, 8}, {1000, 500, 8}} {
+		t.Run(fmt.Sprintf("%d units, %d claimers, %d lines", tt.units, tt.claimers, tt.lines), func(t *testing.T) {
+			t.Parallel()
+			store := testmysql.Store(t)
+			sale := testmysql.Sale(int64(tt.units)).In(t, store)
+			results := stampede(t, store, sale, tt.lines, buyers(tt.claimers, 1))
+			owner := map[int64]string{}
+			for i, r := range results {
+				switch r.Outcome {
+				case inventory.OutcomeHeld:
+					if other, taken := owner[r.Reservation.Units[0]]; taken {
+						t.Errorf("unit %d went to buyer %d and to %s", r.Reservation.Units[0], i, other)
+					}
+					owner[r.Reservation.Units[0]] = r.Reservation.Buyer
+				case inventory.OutcomeAllHeld:
+				default:
+					t.Errorf("buyer %d got %v", i, r.Outcome)
+				}
+			}
+			if want := min(tt.units, tt.claimers); len(owner) != want {
+				t.Errorf("%d units were granted, want %d", len(owner), want)
+			}
+		})
+	}
+}
+
+func TestClaimScansAreServedByTheirIndex(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(5000).In(t, store)
+	testmysql.Sale(5000).In(t, store) // another sale beside it
+	// Units in every state, and statistics that know them.
+	claimed := stampede(t, store, sale, 4, buyers(1000, 1))
+	for _, r := range claimed[:200] {
+		if _, err := store.Release(ctx, sale.ID, r.Reservation.ID, "test"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := store.DB().ExecContext(ctx, "ANALYZE TABLE flashsale_unit, flashsale_returned, flashsale_reservation"); err != nil {
+		t.Fatal(err)
+	}
+	key := sale.ID[:]
+	for _, tt := range []struct {
+		name, query, index string
+		args               []any
+	}{
+		{"fresh units", inventory.FreshUnitsSQL, "PRIMARY", []any{key, 1, 64}},
+		{"returned units", inventory.ReturnedUnitsSQL, "PRIMARY", []any{key, 64}},
+		{"sweep", inventory.SweepSQL, "lapse", []any{key, 500}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var plan string
+			if err := store.DB().QueryRowContext(ctx, "EXPLAIN FORMAT=JSON "+tt.query, tt.args...).Scan(&plan); err != nil {
+				t.Fatal(err)
+			}
+			for _, bad := range []string{`"using_filesort": true`, "Sort", "filesort\": true", "temporary"} {
+				if strings.Contains(plan, bad) {
+					t.Errorf("the plan sorts: %s", plan)
+				}
+			}
+			if !strings.Contains(plan, tt.index) {
+				t.Errorf("the plan does not use index %s: %s", tt.index, plan)
+			}
+		})
+	}
+}
+
+// lockedRecords counts the record locks of the transaction on a table.
+func lockedRecords(t *testing.T, store *inventory.Store, connection int64, table string) int {
+	t.Helper()
+	var n int
+	err := testmysql.Admin(t).QueryRowContext(ctx, `SELECT COUNT(*) FROM performance_schema.data_locks l
+		JOIN performance_schema.threads th ON th.THREAD_ID = l.THREAD_ID
+		WHERE th.PROCESSLIST_ID = ? AND l.OBJECT_NAME = ? AND l.LOCK_TYPE = 'RECORD'`, connection, table).Scan(&n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestClaimLocksOneRecordPerUnit(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(1000).In(t, store)
+	held := stampede(t, store, sale, 2, buyers(100, 1)) // so that the scan passes units that are not fresh
+	for _, r := range held[:40] {
+		if _, err := store.Release(ctx, sale.ID, r.Reservation.ID, "test"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		name, query, table string
+		args               []any
+	}{
+		{"fresh", inventory.FreshUnitsSQL, "flashsale_unit", []any{sale.ID[:], 1, 64}},
+		{"returned", inventory.ReturnedUnitsSQL, "flashsale_returned", []any{sale.ID[:], 30}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tx, err := store.DB().BeginTx(ctx, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = tx.Rollback() }()
+			var connection int64
+			if err := tx.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&connection); err != nil {
+				t.Fatal(err)
+			}
+			rows, err := tx.QueryContext(ctx, tt.query, tt.args...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			units := 0
+			for rows.Next() {
+				units++
+			}
+			if err := rows.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if want := tt.args[len(tt.args)-1].(int); units != want {
+				t.Fatalf("the scan found %d units, want %d", units, want)
+			}
+			if locks := lockedRecords(t, store, connection, tt.table); locks != units {
+				t.Errorf("%d record locks for %d units", locks, units)
+			}
+		})
+	}
+}
+
+func TestUnitsLockedByOthersAreNotSoldOut(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(3).In(t, store)
+	tx, err := store.DB().BeginTx(ctx, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows, err := tx.QueryContext(ctx, inventory.FreshUnitsSQL, sale.ID[:], 1, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := rows.Close(); err != nil {
+		t.Fatal(err)
+	}
+	wantOutcome(t, claimOne(t, store, sale, "a", 1), inventory.OutcomeBusy)
+	if err := tx.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+	wantOutcome(t, claimOne(t, store, sale, "a", 1), inventory.OutcomeHeld)
+}
+
+func TestUnitsBehindTheStartAreFound(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(10).In(t, store)
+	tx, err := store.DB().BeginTx(ctx, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows, err := tx.QueryContext(ctx, inventory.FreshUnitsSQL, sale.ID[:], 1, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := rows.Close(); err != nil {
+		t.Fatal(err)
+	}
+	line := inventory.NewLine("line")
+	results, _, err := store.Claim(ctx, sale.ID, line, buyers(6, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := count(results)[inventory.OutcomeHeld]; n != 6 {
+		t.Fatalf("%d of the 6 unlocked units were granted", n)
+	}
+	if err := tx.Rollback(); err != nil { // the process that held 1..4 died
+		t.Fatal(err)
+	}
+	results, _, err = store.Claim(ctx, sale.ID, line, []inventory.Request{{Buyer: "w", Quantity: 1}, {Buyer: "x", Quantity: 1}, {Buyer: "y", Quantity: 1}, {Buyer: "z", Quantity: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := count(results)[inventory.OutcomeHeld]; n != 4 {
+		t.Errorf("%d of the 4 units left behind were granted", n)
+	}
+}
+
+func TestQuantityIsAllOrNothing(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(5).MaxPerBuyer(10).In(t, store)
+	wantOutcome(t, claimOne(t, store, sale, "a", 3), inventory.OutcomeHeld)
+	wantOutcome(t, claimOne(t, store, sale, "b", 3), inventory.OutcomeAllHeld) // 2 left, 3 may come back
+	wantOutcome(t, claimOne(t, store, sale, "c", 6), inventory.OutcomeSoldOut) // more than there is
+	got := claimOne(t, store, sale, "d", 2)
+	wantOutcome(t, got, inventory.OutcomeHeld)
+	if len(got.Reservation.Units) != 2 {
+		t.Errorf("2 units asked for, got %v", got.Reservation.Units)
+	}
+}
+
+func TestOneBatchServesABuyerOnce(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(5).MaxPerBuyer(2).In(t, store)
+	results, _, err := store.Claim(ctx, sale.ID, inventory.NewLine("line"), []inventory.Request{{Buyer: "a", Quantity: 1}, {Buyer: "b", Quantity: 1}, {Buyer: "a", Quantity: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantOutcome(t, results[0], inventory.OutcomeHeld)
+	wantOutcome(t, results[1], inventory.OutcomeHeld)
+	wantOutcome(t, results[2], inventory.OutcomeReplay)
+	if results[0].Reservation.ID != results[2].Reservation.ID {
+		t.Error("two reservations for one buyer")
+	}
+}
+
+func TestLimitCountsSoldUnits(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(10).MaxPerBuyer(3).In(t, store)
+	first := claimOne(t, store, sale, "a", 2)
+	if _, err := store.Confirm(ctx, sale.ID, first.Reservation.ID, "test", "pay-1", time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	wantOutcome(t, claimOne(t, store, sale, "a", 2), inventory.OutcomeLimit)
+	wantOutcome(t, claimOne(t, store, sale, "a", 1), inventory.OutcomeHeld)
+}
+
+// A claim that read "this buyer has nothing" must not overlook a hold granted and confirmed before it wrote.
+func TestLimitHoldsAgainstConfirmations(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(2000).In(t, store)
+	var wg sync.WaitGroup
+	for b := range 40 {
+		buyer := fmt.Sprintf("buyer-%d", b)
+		for range 4 {
+			wg.Go(func() {
+				r := claimOne(t, store, sale, buyer, 1)
+				if r.Reservation == nil {
+					return
+				}
+				if _, err := store.Confirm(ctx, sale.ID, r.Reservation.ID, "test", "pay-"+buyer, time.Time{}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+	wg.Wait() // the audit checks the limit
+}
+
+func TestWindowIsHalfOpenByTheDatabasesClock(t *testing.T) {
+	store := testmysql.Store(t)
+	for _, tt := range []struct {
+		name       string
+		start, end time.Duration
+		want       inventory.Outcome
+	}{
+		{"before the start", time.Hour, 0, inventory.OutcomeNotOpen},
+		{"without an end", -time.Hour, 0, inventory.OutcomeHeld},
+		{"before the end", -time.Hour, time.Hour, inventory.OutcomeHeld},
+		{"after the end", -time.Hour, -time.Minute, inventory.OutcomeClosed},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			sale := testmysql.Sale(1).Window(tt.start, tt.end).In(t, store)
+			wantOutcome(t, claimOne(t, store, sale, "a", 1), tt.want)
+		})
+	}
+	start := time.Date(2026, 11, 27, 10, 0, 0, 0, time.UTC)
+	snap := &inventory.Snapshot{Sale: inventory.Sale{StartsAt: start, EndsAt: start.Add(time.Hour)}, LoadedAt: start.Add(-time.Hour)}
+	for _, tt := range []struct {
+		at   time.Time
+		want inventory.Gate
+	}{
+		{start.Add(-time.Microsecond), inventory.GateNotOpen},
+		{start, inventory.GateOpen},
+		{start.Add(time.Hour - time.Microsecond), inventory.GateOpen},
+		{start.Add(time.Hour), inventory.GateClosed},
+	} {
+		if got := snap.Gate(tt.at); got != tt.want {
+			t.Errorf("gate at %v = %v, want %v", tt.at, got, tt.want)
+		}
+	}
+}
+
+func TestNothingIsGrantedWhileLoading(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(3).Obj()
+	if err := store.Register(ctx, sale); err != nil {
+		t.Fatal(err)
+	}
+	wantOutcome(t, claimOne(t, store, sale, "a", 1), inventory.OutcomeNotOpen)
+	if _, err := store.Load(ctx, sale.ID, nil); err != nil {
+		t.Fatal(err)
+	}
+	wantOutcome(t, claimOne(t, store, sale, "a", 1), inventory.OutcomeHeld)
+}
+
+func TestASuspendedSaleKeepsHoldsPayable(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(3).In(t, store)
+	first := claimOne(t, store, sale, "a", 1)
+	sale.Suspended, sale.Generation = true, 2
+	if err := store.Register(ctx, sale); err != nil {
+		t.Fatal(err)
+	}
+	wantOutcome(t, claimOne(t, store, sale, "b", 1), inventory.OutcomeSuspended)
+	wantOutcome(t, claimOne(t, store, sale, "a", 1), inventory.OutcomeReplay)
+	if _, err := store.Confirm(ctx, sale.ID, first.Reservation.ID, "test", "pay", time.Time{}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestConfirmErrors(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(10).In(t, store)
+	confirm := func(r uuid.UUID, payment string) error {
+		_, err := store.Confirm(ctx, sale.ID, r, "test", payment, time.Time{})
+		return err
+	}
+	a, b, c := claimOne(t, store, sale, "a", 1), claimOne(t, store, sale, "b", 1), claimOne(t, store, sale, "c", 1)
+	if _, err := store.Release(ctx, sale.ID, c.Reservation.ID, "test"); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name    string
+		r       uuid.UUID
+		payment string
+		want    error
+	}{
+		{"first", a.Reservation.ID, "pay-a", nil},
+		{"again", a.Reservation.ID, "pay-a", nil},
+		{"with another payment", a.Reservation.ID, "pay-x", inventory.ErrPaymentMismatch},
+		{"with a payment used elsewhere", b.Reservation.ID, "pay-a", inventory.ErrPaymentReused},
+		{"of a released one", c.Reservation.ID, "pay-c", inventory.ErrReleased},
+		{"of an unknown one", uuid.New(), "pay-d", inventory.ErrNotFound},
+	} {
+		if err := confirm(tt.r, tt.payment); !errors.Is(err, tt.want) {
+			t.Errorf("confirming %s: %v, want %v", tt.name, err, tt.want)
+		}
+	}
+	if _, err := store.Release(ctx, sale.ID, a.Reservation.ID, "test"); !errors.Is(err, inventory.ErrConfirmed) {
+		t.Errorf("releasing a confirmed one: %v", err)
+	}
+}
+
+func TestSweepersShareExpiredHolds(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(600).TTL(time.Second).In(t, store)
+	stampede(t, store, sale, 2, buyers(600, 1))
+	var mu sync.Mutex
+	swept := 0
+	testmysql.Eventually(t, "all 600 holds are swept once", func() bool {
+		var wg sync.WaitGroup
+		for i := range 4 {
+			wg.Go(func() {
+				n, err := store.Sweep(ctx, sale.ID, fmt.Sprintf("sweep-%d", i), 50)
+				if err != nil {
+					t.Error(err)
+				}
+				mu.Lock()
+				swept += n
+				mu.Unlock()
+			})
+		}
+		wg.Wait()
+		return swept >= 600
+	})
+	snap, err := store.Snapshot(ctx, sale.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if swept != 600 || snap.Available != 600 || !snap.NextLapse.IsZero() {
+		t.Errorf("swept %d, counts %+v, next lapse %v", swept, snap.Counts, snap.NextLapse)
+	}
+}
+
+func TestExpiredHoldsAreClaimableWithoutASweeper(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(2).TTL(time.Second).In(t, store)
+	a, b := claimOne(t, store, sale, "a", 1), claimOne(t, store, sale, "b", 1)
+	wantOutcome(t, claimOne(t, store, sale, "c", 1), inventory.OutcomeAllHeld)
+	testmysql.Eventually(t, "a buyer gets the expired unit", func() bool { return claimOne(t, store, sale, "c", 1).Outcome == inventory.OutcomeHeld })
+	again := claimOne(t, store, sale, "a", 1) // its own hold expired as well
+	wantOutcome(t, again, inventory.OutcomeHeld)
+	if again.Reservation.ID == a.Reservation.ID {
+		t.Error("an expired reservation came to life again")
+	}
+	if _, err := store.Confirm(ctx, sale.ID, b.Reservation.ID, "test", "pay", time.Time{}); !errors.Is(err, inventory.ErrExpired) {
+		t.Errorf("confirming an expired hold: %v", err)
+	}
+}
+
+func TestAConfirmAndASweepOfOneHoldCannotBothWin(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(200).TTL(time.Second).In(t, store)
+	results := stampede(t, store, sale, 2, buyers(200, 1))
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	for range 2 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if _, err := store.Sweep(ctx, sale.ID, "sweep", 10); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	// Confirmations spread over the moment of expiry.
+	var confirms sync.WaitGroup
+	for i, r := range results {
+		confirms.Go(func() {
+			time.Sleep(time.Until(r.Reservation.ExpiresAt.Add(time.Duration(i-100) * time.Millisecond)))
+			_, err := store.Confirm(ctx, sale.ID, r.Reservation.ID, "test", fmt.Sprint("pay-", i), time.Time{})
+			if err != nil && !errors.Is(err, inventory.ErrExpired) {
+				t.Error(err)
+			}
+		})
+	}
+	confirms.Wait()
+	close(stop)
+	wg.Wait()
+	report := testmysql.Audit(t, store, sale.ID)
+	if report.Sold == 0 || report.Sold == 200 {
+		t.Errorf("%d of 200 were confirmed: the race did not take place", report.Sold)
+	}
+}
+
+func TestLoadGoesOnWhereItStopped(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(9_500).Obj()
+	if err := store.Register(ctx, sale); err != nil {
+		t.Fatal(err)
+	}
+	stopped, cancel := context.WithCancel(ctx)
+	var seen []int64
+	_, err := store.Load(stopped, sale.ID, func(loaded, _ int64) {
+		seen = append(seen, loaded)
+		if len(seen) == 2 {
+			cancel()
+		}
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Fatalf("loading was not stopped: %v", err)
+	}
+	if _, err := store.Load(ctx, sale.ID, func(loaded, _ int64) { seen = append(seen, loaded) }); err != nil {
+		t.Fatal(err)
+	}
+	if want := "[2000 4000 6000 8000 9500]"; fmt.Sprint(seen) != want {
+		t.Errorf("progress %v, want %s", seen, want)
+	}
+	testmysql.Audit(t, store, sale.ID)
+}
+
+func TestCloseSaleWaitsForHolds(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(1).In(t, store)
+	if err := store.CloseSale(ctx, sale.ID); !errors.Is(err, inventory.ErrLiveHolds) {
+		t.Errorf("closing an open sale with units: %v", err)
+	}
+	r := claimOne(t, store, sale, "a", 1)
+	if err := store.CloseSale(ctx, sale.ID); !errors.Is(err, inventory.ErrLiveHolds) {
+		t.Errorf("closing with a live hold: %v", err)
+	}
+	if _, err := store.Confirm(ctx, sale.ID, r.Reservation.ID, "test", "pay", time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := store.CloseSale(ctx, sale.ID); err != nil {
+			t.Errorf("closing: %v", err)
+		}
+	}
+	wantOutcome(t, claimOne(t, store, sale, "b", 1), inventory.OutcomeClosed)
+}
+
+func TestPurgeLeavesOtherSalesAlone(t *testing.T) {
+	store := testmysql.Store(t)
+	gone := testmysql.Sale(3).Obj()
+	stays := testmysql.Sale(3).In(t, store)
+	if err := store.Register(ctx, gone); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Load(ctx, gone.ID, nil); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := store.Purge(ctx, gone.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := store.Audit(ctx, gone.ID); !errors.Is(err, inventory.ErrNoSale) {
+		t.Errorf("auditing a purged sale: %v", err)
+	}
+	wantOutcome(t, claimOne(t, store, stays, "a", 1), inventory.OutcomeHeld)
+}
+
+// The audit must see what it is there to see: each row breaks one thing by hand.
+func TestAuditFindsBrokenRows(t *testing.T) {
+	for _, tt := range []struct{ name, breaking, want string }{
+		{"unit sold twice", "UPDATE flashsale_unit SET reservation_id = (SELECT reservation_id FROM flashsale_reservation WHERE state = 2 LIMIT 1) WHERE state = 1", "I2"},
+		{"held unit lost", "UPDATE flashsale_unit SET state = 0 WHERE state = 1", "I2"},
+		{"unit row missing", "DELETE FROM flashsale_unit WHERE unit_no = 2", "I1"},
+		{"returned unit forgotten", "DELETE FROM flashsale_returned", "I1"},
+		{"hold outlives its time", "UPDATE flashsale_reservation SET lapses_at = lapses_at - INTERVAL 1 HOUR WHERE state = 1", "I4"},
+		{"ledger row missing", "DELETE FROM flashsale_ledger", "I5"},
+		{"limit exceeded", "UPDATE flashsale_sale SET max_per_buyer = 0", "I6"},
+		{"buyer's counts off", "UPDATE flashsale_buyer SET sold = sold + 1", "I6"},
+		{"counter corrupted", "UPDATE flashsale_tally SET held = held + 1 LIMIT 1", "I8"},
+		{"granted before the start", "UPDATE flashsale_sale SET starts_at = starts_at + INTERVAL 1 DAY", "I9"},
+		{"granted at the end", "UPDATE flashsale_sale SET ends_at = (SELECT MIN(granted_at) FROM flashsale_reservation)", "I9"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			store := testmysql.Store(t)
+			sale := testmysql.Sale(5).Obj()
+			if err := store.Register(ctx, sale); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := store.Load(ctx, sale.ID, nil); err != nil {
+				t.Fatal(err)
+			}
+			a, b := claimOne(t, store, sale, "a", 1), claimOne(t, store, sale, "b", 1)
+			claimOne(t, store, sale, "c", 1)
+			if _, err := store.Confirm(ctx, sale.ID, a.Reservation.ID, "test", "pay", time.Time{}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := store.Release(ctx, sale.ID, b.Reservation.ID, "test"); err != nil {
+				t.Fatal(err)
+			}
+			testmysql.Audit(t, store, sale.ID)
+			if _, err := store.DB().ExecContext(ctx, tt.breaking); err != nil {
+				t.Fatal(err)
+			}
+			report, err := store.Audit(ctx, sale.ID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range report.Failed() {
+				if c.ID == tt.want && len(c.Breaches) > 0 {
+					return
+				}
+			}
+			t.Errorf("the audit did not report %s: %+v", tt.want, report.Checks)
+		})
+	}
+}

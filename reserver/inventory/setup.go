@@ -1,0 +1,214 @@
+package inventory
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"database/sql"
+	_ "embed"
+	"errors"
+	"fmt"
+	"log/slog"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+)
+
+//go:embed schema.sql
+var schemaSQL string
+
+// schemaVersion is raised with every change of schema.sql.
+const schemaVersion = 1
+
+// Options of Open.
+type Options struct {
+	// DSN in the form of go-sql-driver/mysql: user:password@tcp(host:port)/database
+	DSN string
+	// CA is a PEM bundle that the server's certificate must chain to; empty means what the DSN says.
+	CA []byte
+	// MaxConns bounds the connection pool; default 8.
+	MaxConns int
+}
+
+// Open prepares a pool; it does not connect. A DSN that cannot be used is a *SetupError.
+func Open(o Options) (*Store, error) {
+	cfg, err := mysql.ParseDSN(o.DSN)
+	if err != nil {
+		return nil, &SetupError{Reason: ReasonInvalidDSN, Message: "the DSN cannot be read: expected user:password@tcp(host:port)/database"}
+	}
+	if cfg.DBName == "" {
+		return nil, &SetupError{Reason: ReasonInvalidDSN, Message: "the DSN names no database: expected user:password@tcp(host:port)/database"}
+	}
+	if len(o.CA) > 0 {
+		pool := x509.NewCertPool()
+		if !pool.AppendCertsFromPEM(o.CA) {
+			return nil, &SetupError{Reason: ReasonInvalidDSN, Message: "ca.crt holds no PEM certificate"}
+		}
+		host, _, _ := strings.Cut(cfg.Addr, ":")
+		cfg.TLS = &tls.Config{RootCAs: pool, ServerName: host, MinVersion: tls.VersionTLS12}
+	}
+	cfg.ParseTime, cfg.Loc = true, time.UTC
+	cfg.InterpolateParams = true // one round trip per statement; safe with the UTF-8 character sets used here
+	cfg.ClientFoundRows = false  // counts of changed rows are checked throughout
+	cfg.MultiStatements = false
+	if cfg.Timeout == 0 {
+		cfg.Timeout = 3 * time.Second
+	}
+	if cfg.ReadTimeout == 0 {
+		cfg.ReadTimeout = 30 * time.Second
+	}
+	if cfg.WriteTimeout == 0 {
+		cfg.WriteTimeout = 30 * time.Second
+	}
+	cfg.Params = map[string]string{
+		// REPEATABLE READ locks gaps of empty ranges, and its snapshot is older than the locks it waits for.
+		"transaction_isolation": "'READ-COMMITTED'",
+		"time_zone":             "'+00:00'",
+		"sql_mode":              "'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO,NO_ZERO_DATE,NO_ZERO_IN_DATE'",
+		// A transaction here takes milliseconds; whoever waits longer is better off trying again.
+		"innodb_lock_wait_timeout": "3",
+	}
+	cfg.Logger = &mysql.NopLogger{} // errors are returned as well; the driver's own lines would repeat them without context
+	connector, err := mysql.NewConnector(cfg)
+	if err != nil {
+		return nil, &SetupError{Reason: ReasonInvalidDSN, Message: "the DSN cannot be used", Err: err}
+	}
+	maxConns := o.MaxConns
+	if maxConns == 0 {
+		maxConns = 8
+	}
+	db := sql.OpenDB(connector)
+	db.SetMaxOpenConns(maxConns)
+	db.SetMaxIdleConns(maxConns)
+	db.SetConnMaxIdleTime(5 * time.Minute)
+	return &Store{db: db}, nil
+}
+
+var leadingVersion = regexp.MustCompile(`^(\d+)\.(\d+)`)
+
+// Check proves that the server can keep the promises made with it: MySQL 8.0+ or MariaDB 10.6+, READ COMMITTED, every
+// commit synced to disk. Run it before Migrate; Probe completes it afterwards. Failures are *SetupError.
+func (s *Store) Check(ctx context.Context) error {
+	var version, isolation string
+	var flush, syncBinlog int
+	var binlog bool
+	err := s.db.QueryRowContext(ctx, `SELECT VERSION(), @@SESSION.transaction_isolation,
+		@@innodb_flush_log_at_trx_commit, @@sync_binlog, @@log_bin`).Scan(&version, &isolation, &flush, &syncBinlog, &binlog)
+	if err != nil {
+		return AsSetupError(fmt.Errorf("asking for the server's settings: %w", err))
+	}
+	if m := leadingVersion.FindStringSubmatch(version); m != nil {
+		major, _ := strconv.Atoi(m[1])
+		minor, _ := strconv.Atoi(m[2])
+		maria := strings.Contains(version, "MariaDB")
+		if !maria && major < 8 || maria && (major < 10 || major == 10 && minor < 6) {
+			return &SetupError{Reason: ReasonUnsupportedDatabase,
+				Message: fmt.Sprintf("the server is %s, which lacks SKIP LOCKED: use MySQL 8.0+ or MariaDB 10.6+", version)}
+		}
+	}
+	if isolation != "READ-COMMITTED" {
+		return &SetupError{Reason: ReasonUnsupportedDatabase,
+			Message: fmt.Sprintf("the session's isolation is %s although READ-COMMITTED was asked for: remove the proxy that changes it", isolation)}
+	}
+	if flush != 1 || binlog && syncBinlog != 1 {
+		return &SetupError{Reason: ReasonNotDurable, Message: fmt.Sprintf(
+			"a crash would lose committed claims: set innodb_flush_log_at_trx_commit=1 (is %d) and sync_binlog=1 (is %d)", flush, syncBinlog)}
+	}
+	return nil
+}
+
+// Migrate creates or upgrades the tables, one process at a time, and can be repeated after a kill at any point.
+// Failures are *SetupError.
+func (s *Store) Migrate(ctx context.Context) error {
+	conn, err := s.db.Conn(ctx)
+	if err != nil {
+		return AsSetupError(fmt.Errorf("connecting: %w", err))
+	}
+	defer func() { _ = conn.Close() }()
+	var version sql.NullInt64
+	err = conn.QueryRowContext(ctx, "SELECT MAX(version) FROM flashsale_schema").Scan(&version)
+	if err == nil && version.Int64 >= schemaVersion {
+		return nil // the usual case needs no lock and no permission to create tables
+	}
+	var locked sql.NullInt64
+	if err := conn.QueryRowContext(ctx, "SELECT GET_LOCK(CONCAT('flashsale.migrate.', DATABASE()), 10)").Scan(&locked); err != nil {
+		return AsSetupError(fmt.Errorf("taking the migration lock: %w", err))
+	}
+	if locked.Int64 != 1 {
+		return &SetupError{Reason: ReasonDatabaseError, Message: "another process is migrating the schema: waiting for it"}
+	}
+	defer func() {
+		_, _ = conn.ExecContext(context.WithoutCancel(ctx), "DO RELEASE_LOCK(CONCAT('flashsale.migrate.', DATABASE()))")
+	}()
+	for _, statement := range statements(schemaSQL) {
+		if _, err := conn.ExecContext(ctx, statement); err != nil {
+			return AsSetupError(fmt.Errorf("creating tables: %w", err))
+		}
+	}
+	_, err = conn.ExecContext(ctx, "INSERT IGNORE INTO flashsale_schema (version, applied_at) VALUES (?, UTC_TIMESTAMP(6))", schemaVersion)
+	if err != nil {
+		return AsSetupError(fmt.Errorf("recording the schema's version: %w", err))
+	}
+	return nil
+}
+
+// statements splits a file of statements, each ended by a semicolon at the end of a line.
+func statements(file string) []string {
+	var all []string
+	for s := range strings.SplitSeq(file, ";\n") {
+		if strings.TrimSpace(s) != "" {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// Probe finds servers that accept the claim's statements and do not do what they say: tables in an engine without row
+// locks, or SKIP LOCKED that takes no lock. Run it after Migrate. Failures are *SetupError.
+func (s *Store) Probe(ctx context.Context) error {
+	var table, engine string
+	err := s.db.QueryRowContext(ctx, `SELECT TABLE_NAME, COALESCE(ENGINE, '?') FROM information_schema.TABLES
+		WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME LIKE 'flashsale\_%' AND ENGINE <> 'InnoDB' LIMIT 1`).Scan(&table, &engine)
+	if err == nil {
+		return &SetupError{Reason: ReasonUnsupportedEngine, Message: fmt.Sprintf(
+			"table %s uses %s, which has no row locks: ALTER TABLE %s ENGINE=InnoDB", table, engine, table)}
+	}
+	if !errors.Is(err, sql.ErrNoRows) {
+		return AsSetupError(fmt.Errorf("asking for the tables' engine: %w", err))
+	}
+	const lock = "SELECT version FROM flashsale_schema WHERE version = ? FOR UPDATE SKIP LOCKED"
+	return s.inTx(ctx, func(first *sql.Tx) error {
+		// Without SKIP LOCKED: another process may be probing, and its lock would look like a missing row.
+		var version int
+		if err := first.QueryRowContext(ctx, "SELECT version FROM flashsale_schema WHERE version = ? FOR UPDATE", schemaVersion).Scan(&version); err != nil {
+			return AsSetupError(fmt.Errorf("locking a row: %w", err))
+		}
+		return s.inTx(ctx, func(second *sql.Tx) error {
+			err := second.QueryRowContext(ctx, lock, schemaVersion).Scan(&version)
+			if errors.Is(err, sql.ErrNoRows) {
+				return nil
+			}
+			if err != nil {
+				return AsSetupError(fmt.Errorf("skipping a locked row: %w", err))
+			}
+			return &SetupError{Reason: ReasonUnsupportedDatabase,
+				Message: "the server gave two connections the same locked row, so it would sell units twice: use MySQL 8.0+ or MariaDB 10.6+"}
+		})
+	})
+}
+
+// Setup runs Check, Migrate and Probe.
+func (s *Store) Setup(ctx context.Context) error {
+	for _, step := range []func(context.Context) error{s.Check, s.Migrate, s.Probe} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// LogValue keeps a DSN out of logs.
+func (o Options) LogValue() slog.Value { return slog.StringValue("inventory.Options(redacted)") }

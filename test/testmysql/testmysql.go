@@ -1,0 +1,170 @@
+// Package testmysql gives tests a database of their own on a real MySQL with durability on.
+package testmysql
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+	"github.com/google/uuid"
+
+	"flashsale.dev/operator/reserver/inventory"
+)
+
+// Script is the path of hack/mysql/mysql.sh.
+func Script() string {
+	_, file, _, _ := runtime.Caller(0)
+	return filepath.Join(filepath.Dir(file), "..", "..", "hack", "mysql", "mysql.sh")
+}
+
+// serverDSN is the server's DSN: FLASHSALE_MYSQL_DSN, or a server that hack/mysql starts and leaves running.
+var serverDSN = sync.OnceValues(func() (string, error) {
+	if dsn := os.Getenv("FLASHSALE_MYSQL_DSN"); dsn != "" {
+		return dsn, nil
+	}
+	cmd := exec.Command(Script(), "up")
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	return strings.TrimSpace(string(out)), err
+})
+
+// Config gives the connection parameters of the server.
+func Config(t testing.TB) *mysql.Config {
+	t.Helper()
+	dsn, err := serverDSN()
+	if err != nil {
+		t.Fatalf("no MySQL: %v", err)
+	}
+	cfg, err := mysql.ParseDSN(dsn)
+	if err != nil {
+		t.Fatalf("reading the server's DSN: %v", err)
+	}
+	return cfg
+}
+
+// Admin connects to the server without a database.
+func Admin(t testing.TB) *sql.DB {
+	t.Helper()
+	cfg := Config(t)
+	cfg.DBName = ""
+	db, err := sql.Open("mysql", cfg.FormatDSN())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	return db
+}
+
+// DSN creates an empty database for the test, dropped at its end, and gives its DSN.
+func DSN(t testing.TB) string {
+	t.Helper()
+	name := fmt.Sprintf("test_%d_%s", time.Now().Unix(), strings.ReplaceAll(uuid.NewString()[:13], "-", ""))
+	admin := Admin(t)
+	if _, err := admin.ExecContext(context.Background(), "CREATE DATABASE "+name); err != nil {
+		t.Fatalf("creating a database: %v", err)
+	}
+	t.Cleanup(func() {
+		if _, err := admin.ExecContext(context.Background(), "DROP DATABASE "+name); err != nil {
+			t.Errorf("dropping the test's database: %v", err)
+		}
+	})
+	cfg := Config(t)
+	cfg.DBName = name
+	return cfg.FormatDSN()
+}
+
+// Open opens a store on a DSN and closes it at the end of the test.
+func Open(t testing.TB, dsn string) *inventory.Store {
+	t.Helper()
+	store, err := inventory.Open(inventory.Options{DSN: dsn, MaxConns: 16})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = store.Close() })
+	return store
+}
+
+// Store gives a store with its tables in a database of its own.
+func Store(t testing.TB) *inventory.Store {
+	t.Helper()
+	store := Open(t, DSN(t))
+	if err := store.Setup(context.Background()); err != nil {
+		t.Fatalf("setting the store up: %v", err)
+	}
+	return store
+}
+
+// SaleBuilder builds a sale for a test.
+type SaleBuilder struct{ sale inventory.Sale }
+
+// Sale begins a sale that opened a minute ago, has one unit a buyer and a hold of 10 minutes.
+func Sale(units int64) *SaleBuilder {
+	return &SaleBuilder{inventory.Sale{ID: uuid.New(), Name: "test/sale", SKU: "sku", Units: units, MaxPerBuyer: 1,
+		StartsAt: time.Now().Add(-time.Minute), HoldTTL: 10 * time.Minute, Generation: 1}}
+}
+
+// TTL sets how long a hold lasts.
+func (b *SaleBuilder) TTL(d time.Duration) *SaleBuilder { b.sale.HoldTTL = d; return b }
+
+// MaxPerBuyer sets the limit.
+func (b *SaleBuilder) MaxPerBuyer(n int) *SaleBuilder { b.sale.MaxPerBuyer = n; return b }
+
+// Window sets start and end, relative to now; an end of zero means none.
+func (b *SaleBuilder) Window(start, end time.Duration) *SaleBuilder {
+	b.sale.StartsAt = time.Now().Add(start)
+	if end != 0 {
+		b.sale.EndsAt = time.Now().Add(end)
+	}
+	return b
+}
+
+// Obj gives the sale without storing it.
+func (b *SaleBuilder) Obj() inventory.Sale { return b.sale }
+
+// In registers and loads the sale, and audits it at the end of the test.
+func (b *SaleBuilder) In(t testing.TB, store *inventory.Store) inventory.Sale {
+	t.Helper()
+	ctx := context.Background()
+	if err := store.Register(ctx, b.sale); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Load(ctx, b.sale.ID, nil); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { Audit(t, store, b.sale.ID) })
+	return b.sale
+}
+
+// Audit fails the test for every invariant that the rows break, and gives the report.
+func Audit(t testing.TB, store *inventory.Store, sale uuid.UUID) *inventory.Report {
+	t.Helper()
+	report, err := store.Audit(context.Background(), sale)
+	if err != nil {
+		t.Fatalf("auditing: %v", err)
+	}
+	for _, c := range report.Failed() {
+		t.Errorf("audit: %s broken, %s: %s", c.ID, c.Claim, strings.Join(c.Breaches, "; "))
+	}
+	return report
+}
+
+// Eventually waits until done says so, up to a minute; what names the condition.
+func Eventually(t testing.TB, what string, done func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(time.Minute)
+	for !done() {
+		if time.Now().After(deadline) {
+			t.Fatalf("a minute passed and still not: %s", what)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}

@@ -77,7 +77,7 @@ func TestCase018(t *testing.T) {
 // A pending payment did not hold the stock.
 func TestCase024(t *testing.T) {
 	store := testmysql.Store(t)
-	sale := testmysql.Sale(1).TTL(3 * time.Second).In(t, store)
+	sale := testmysql.Sale(1).TTL(3*time.Second).In(t, store)
 	first := claimOne(t, store, sale, "a", 1)
 	for i := 0; ; i++ {
 		r := claimOne(t, store, sale, fmt.Sprint("other-", i), 1)

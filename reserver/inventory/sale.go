@@ -203,6 +203,24 @@ func (s *Store) SoldOutAt(ctx context.Context, sale uuid.UUID) (time.Time, error
 	return at.Time, nil
 }
 
+// Sales lists the sales in the database.
+func (s *Store) Sales(ctx context.Context) ([]uuid.UUID, error) {
+	rows, err := s.db.QueryContext(ctx, "SELECT sale_id FROM flashsale_sale ORDER BY name, sale_id")
+	if err != nil {
+		return nil, fmt.Errorf("listing the sales: %w", err)
+	}
+	defer func() { _ = rows.Close() }()
+	var sales []uuid.UUID
+	for rows.Next() {
+		var key []byte
+		if err := rows.Scan(&key); err != nil {
+			return nil, fmt.Errorf("listing the sales: %w", err)
+		}
+		sales = append(sales, uuid.UUID(key))
+	}
+	return sales, rows.Err()
+}
+
 // saleTables are the tables whose rows belong to one sale, in the order Purge empties them: the sale's own row last,
 // so that a purge that was interrupted is found again.
 var saleTables = []string{"flashsale_unit", "flashsale_returned", "flashsale_reservation", "flashsale_buyer", "flashsale_ledger", "flashsale_tally", "flashsale_sale"}
@@ -215,7 +233,11 @@ func (s *Store) Purge(ctx context.Context, sale uuid.UUID) error {
 			if err != nil {
 				return fmt.Errorf("deleting from %s: %w", table, err)
 			}
-			if n, err := r.RowsAffected(); err != nil || n == 0 {
+			n, err := r.RowsAffected()
+			if err != nil {
+				return fmt.Errorf("deleting from %s: %w", table, err)
+			}
+			if n == 0 {
 				break
 			}
 		}

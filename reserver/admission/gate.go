@@ -1,0 +1,127 @@
+// Package admission is what happens to a request before the database: the gate that says no from memory, and the line
+// where requests wait to share one transaction.
+//
+// Memory may say "no" or "ask the database". It never says "yes".
+package admission
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+
+	"flashsale.dev/operator/reserver/inventory"
+)
+
+const (
+	pollInterval = 100 * time.Millisecond // units that came back are seen by all pods within this and a query's time
+	staleAfter   = time.Second            // an older view proves nothing
+)
+
+// View is what a pod knows of its sale: a snapshot, and by the pod's monotonic clock when it was asked for and arrived.
+type View struct {
+	inventory.Snapshot
+	Asked, Arrived time.Time
+}
+
+// Bounds gives the earliest and latest time the database's clock can show at the pod's local instant now. The pod's own
+// time of day does not matter.
+func (v *View) Bounds(now time.Time) (earliest, latest time.Time) {
+	return v.Now.Add(now.Sub(v.Arrived)), v.Now.Add(now.Sub(v.Asked))
+}
+
+// Judge says what memory may answer a request for quantity units at the pod's local instant now; 0 means: ask the
+// database. The answers are of outcomes that are refusals.
+func (v *View) Judge(now time.Time, quantity int) inventory.Outcome {
+	if v == nil || now.Sub(v.Arrived) > staleAfter {
+		return 0
+	}
+	earliest, latest := v.Bounds(now)
+	switch {
+	case v.Gate(earliest) == inventory.GateClosed:
+		return inventory.OutcomeClosed
+	case v.Gate(latest) == inventory.GateNotOpen:
+		return inventory.OutcomeNotOpen
+	case v.Gate(latest) == inventory.GateSuspended:
+		return inventory.OutcomeSuspended
+	case v.Gate(latest) != inventory.GateOpen, v.Loaded < v.Units, v.Available >= int64(quantity):
+		return 0
+	case !v.NextLapse.IsZero() && !v.NextLapse.After(latest):
+		return 0 // an expired hold can be claimed at once
+	case v.Available+v.Held >= int64(quantity):
+		return inventory.OutcomeAllHeld
+	}
+	return inventory.OutcomeSoldOut
+}
+
+// Gate keeps the view of one sale fresh. Its one writer applies snapshots in the order they were taken, so that an old
+// "empty" never overwrites a newer "units came back".
+type Gate struct {
+	store *inventory.Store
+	sale  uuid.UUID
+	log   *slog.Logger
+	view  atomic.Pointer[View]
+	nudge chan struct{}
+}
+
+// NewGate makes a gate; Run keeps it.
+func NewGate(store *inventory.Store, sale uuid.UUID, log *slog.Logger) *Gate {
+	return &Gate{store: store, sale: sale, log: log, nudge: make(chan struct{}, 1)}
+}
+
+// View is the newest view; nil before the first.
+func (g *Gate) View() *View { return g.view.Load() }
+
+// Nudge asks for a look at once: units came back.
+func (g *Gate) Nudge() {
+	select {
+	case g.nudge <- struct{}{}:
+	default:
+	}
+}
+
+// Run looks at the sale until the context ends. overdue is called when holds are still live a second after their time:
+// the sweeper is late, or dead.
+func (g *Gate) Run(ctx context.Context, overdue func(context.Context)) {
+	ticker := time.NewTicker(pollInterval)
+	defer ticker.Stop()
+	failing := false
+	for {
+		v, err := g.look(ctx)
+		switch {
+		case err == nil:
+			if failing {
+				g.log.Info("read the sale again")
+			}
+			failing = false
+			g.view.Store(v)
+			if !v.NextLapse.IsZero() && v.Now.Sub(v.NextLapse) > time.Second {
+				overdue(ctx)
+			}
+		case ctx.Err() != nil:
+			return
+		case !failing:
+			g.log.Warn("could not read the sale, will keep trying", "error", err)
+			failing = true
+		}
+		select {
+		case <-ticker.C:
+		case <-g.nudge:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (g *Gate) look(ctx context.Context) (*View, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	asked := time.Now()
+	snap, err := g.store.Snapshot(ctx, g.sale)
+	if err != nil {
+		return nil, err
+	}
+	return &View{Snapshot: *snap, Asked: asked, Arrived: time.Now()}, nil
+}

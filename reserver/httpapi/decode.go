@@ -1,0 +1,112 @@
+package httpapi
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/google/uuid"
+
+	"flashsale.dev/operator/reserver/inventory"
+)
+
+const maxBody = 64 << 10 // bytes
+
+// decode reads a JSON object into v, whose fields are raw values that the caller checks. An empty body is an empty object.
+func decode(w http.ResponseWriter, r *http.Request, v any) *Problem {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLarge):
+		return problemTooLarge
+	case err != nil:
+		return problemInvalid("The body could not be read.")
+	case len(bytes.TrimSpace(body)) == 0:
+		return nil
+	}
+	d := json.NewDecoder(bytes.NewReader(body))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return problemInvalid(fmt.Sprintf("The body is not the JSON object expected: %v.", err))
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return problemInvalid("The body goes on after its JSON object.")
+	}
+	return nil
+}
+
+// reserveBody is the body of POST /v1/reservations. A missing quantity means 1.
+type reserveBody struct {
+	Quantity json.RawMessage `json:"quantity"`
+}
+
+func (b *reserveBody) quantity() (int, *Problem) {
+	if b.Quantity == nil {
+		return 1, nil
+	}
+	n, err := strconv.ParseUint(string(b.Quantity), 10, 64)
+	if err != nil || n < 1 || n > inventory.MaxQuantity {
+		return 0, problemInvalid(fmt.Sprintf("quantity must be a whole number from 1 to %d.", inventory.MaxQuantity))
+	}
+	return int(n), nil
+}
+
+// confirmBody is the body of POST /v1/reservations/{id}/confirm.
+type confirmBody struct {
+	PaymentID string  `json:"paymentId"`
+	PaidAt    *string `json:"paidAt"`
+}
+
+func (b *confirmBody) check() (paidAt time.Time, p *Problem) {
+	if !validID(b.PaymentID) {
+		return paidAt, problemInvalid(fmt.Sprintf("paymentId must be 1 to %d bytes of printable ASCII.", inventory.MaxIDLength))
+	}
+	if b.PaidAt != nil {
+		t, err := time.Parse(time.RFC3339, *b.PaidAt)
+		if err != nil || t.Year() < 2000 || t.Year() > 9999 {
+			return paidAt, problemInvalid("paidAt must be an RFC 3339 time with an offset.")
+		}
+		paidAt = t
+	}
+	return paidAt, nil
+}
+
+// validID accepts what can safely stand in headers, logs and keys.
+func validID(s string) bool {
+	if len(s) == 0 || len(s) > inventory.MaxIDLength {
+		return false
+	}
+	for i := range len(s) {
+		if s[i] <= ' ' || s[i] > '~' {
+			return false
+		}
+	}
+	return true
+}
+
+// buyer gives the buyer that the gateway names, or "" when it names none.
+func buyer(r *http.Request) (string, *Problem) {
+	values := r.Header.Values("X-Buyer-Id")
+	if len(values) == 0 {
+		return "", nil
+	}
+	if len(values) > 1 || !validID(values[0]) {
+		return "", problemUnauthenticated
+	}
+	return values[0], nil
+}
+
+// reservationID reads the id in the path. Anything that is not one is unknown.
+func reservationID(r *http.Request) (uuid.UUID, *Problem) {
+	text := r.PathValue("id")
+	u, err := uuid.Parse(text)
+	if err != nil || u.String() != text {
+		return uuid.Nil, problemUnknown
+	}
+	return u, nil
+}

@@ -1,0 +1,438 @@
+// Package httpapi is the HTTP face of one sale: reservations for shoppers and the checkout, the stock, and the pod's own
+// health and metrics.
+package httpapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"flashsale.dev/operator/reserver/admission"
+	"flashsale.dev/operator/reserver/inventory"
+)
+
+const (
+	linePlaces  = 20_000           // requests that may wait for a transaction
+	answerLimit = 10 * time.Second // longest a shopper waits
+	confirmRows = 8                // tally rows that confirmations and releases of a pod spread over
+)
+
+// Server serves one sale. Make it with New, keep Run running, and serve Handler and AdminHandler.
+type Server struct {
+	store  *inventory.Store
+	sale   uuid.UUID
+	pod    string
+	log    *slog.Logger
+	gate   *admission.Gate
+	claims *admission.Line
+	lookUp *admission.Line
+	turn   atomic.Uint64
+	ending atomic.Bool
+
+	registry *prometheus.Registry
+	answers  *prometheus.CounterVec
+	seconds  *prometheus.HistogramVec
+	batches  prometheus.Histogram
+}
+
+// New makes a server for a sale; pod is a name unique among the sale's processes.
+func New(store *inventory.Store, sale uuid.UUID, pod string, registry *prometheus.Registry, log *slog.Logger) *Server {
+	s := &Server{store: store, sale: sale, pod: pod, log: log, registry: registry, gate: admission.NewGate(store, sale, log)}
+	line := inventory.NewLine(pod)
+	s.claims = admission.NewLine(linePlaces, func(ctx context.Context, batch []inventory.Request) ([]inventory.Result, error) {
+		s.batches.Observe(float64(len(batch)))
+		results, _, err := store.Claim(ctx, sale, line, batch)
+		if err != nil {
+			s.log.Warn("could not claim", "requests", len(batch), "error", err)
+		}
+		return results, err
+	})
+	s.lookUp = admission.NewLine(linePlaces, func(ctx context.Context, batch []inventory.Request) ([]inventory.Result, error) {
+		return store.LookUp(ctx, sale, s.gate.View().MaxPerBuyer, batch)
+	})
+	s.register()
+	return s
+}
+
+func (s *Server) register() {
+	s.answers = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "flashsale_answers_total",
+		Help: "Answers by call and outcome."}, []string{"call", "outcome"})
+	s.seconds = prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "flashsale_answer_seconds",
+		Help: "Time to answer, by call.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 15)}, []string{"call"})
+	s.batches = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "flashsale_claim_batch_requests",
+		Help: "Requests that shared a transaction.", Buckets: prometheus.ExponentialBuckets(1, 2, 10)})
+	units := func(state string, get func(*admission.View) int64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "flashsale_units", Help: "Units of the sale by state, as this pod sees them.",
+			ConstLabels: prometheus.Labels{"state": state}}, func() float64 {
+			if v := s.gate.View(); v != nil {
+				return float64(get(v))
+			}
+			return 0
+		})
+	}
+	s.registry.MustRegister(s.answers, s.seconds, s.batches,
+		units("available", func(v *admission.View) int64 { return v.Available }),
+		units("held", func(v *admission.View) int64 { return v.Held }),
+		units("sold", func(v *admission.View) int64 { return v.Sold }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "flashsale_line_waiting", Help: "Requests that wait for a claim transaction."},
+			func() float64 { return float64(s.claims.Waiting()) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "flashsale_view_age_seconds", Help: "Age of what the pod knows of its sale."},
+			func() float64 {
+				if v := s.gate.View(); v != nil {
+					return time.Since(v.Arrived).Seconds()
+				}
+				return -1
+			}))
+}
+
+// Run serves the lines and keeps the view of the sale until the context ends. End it after the HTTP server: requests in
+// flight are answered by it.
+func (s *Server) Run(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go s.claims.Run(ctx)
+	go s.lookUp.Run(ctx)
+	s.gate.Run(ctx, func(ctx context.Context) {
+		n, err := s.store.Sweep(ctx, s.sale, s.pod, 500)
+		if err == nil && n > 0 {
+			s.log.Warn("swept holds because no sweeper did", "holds", n)
+		}
+	})
+}
+
+// Ready says whether the pod should get requests: it knows its sale, and is not shutting down.
+func (s *Server) Ready() error {
+	v := s.gate.View()
+	switch {
+	case s.ending.Load():
+		return errors.New("shutting down")
+	case v == nil:
+		return errors.New("the sale has not been read yet")
+	case v.LoadedAt.IsZero():
+		return errors.New("the sale's units are still loading")
+	}
+	// A database that went away later does not make pods unready: with no pod ready, shoppers would get connection
+	// errors from the Service instead of typed answers.
+	return nil
+}
+
+// BeginShutdown makes the pod unready; it still answers.
+func (s *Server) BeginShutdown() { s.ending.Store(true) }
+
+// AdminHandler serves /healthz, /readyz and /metrics, for the cluster only.
+func (s *Server) AdminHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
+	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := s.Ready(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = w.Write([]byte("ok\n"))
+	})
+	mux.Handle("/metrics", promhttp.HandlerFor(s.registry, promhttp.HandlerOpts{}))
+	return mux
+}
+
+// call answers one request, and names the outcome for the metrics.
+type call func(w http.ResponseWriter, r *http.Request) (outcome string)
+
+// Handler serves the API.
+func (s *Server) Handler() http.Handler {
+	mux := http.NewServeMux()
+	route := func(path string, methods map[string]call) {
+		names := make([]string, 0, len(methods))
+		for m := range methods {
+			names = append(names, m)
+		}
+		allow := strings.Join(names, ", ")
+		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+			c, ok := methods[r.Method]
+			if !ok {
+				w.Header().Set("Allow", allow)
+				(&Problem{Slug: "method-not-allowed", Title: "No such method here", Status: http.StatusMethodNotAllowed, Detail: "Allowed: " + allow}).write(w)
+				return
+			}
+			began := time.Now()
+			name := r.Method + " " + path
+			outcome := c(w, r)
+			s.answers.WithLabelValues(name, outcome).Inc()
+			s.seconds.WithLabelValues(name).Observe(time.Since(began).Seconds())
+		})
+	}
+	reserve := map[string]call{http.MethodPost: s.reserve}
+	stock := map[string]call{http.MethodGet: s.stock, http.MethodHead: s.stock}
+	route("/v1/reservations", reserve)
+	route("/reserve", reserve)
+	route("/v1/reservations/{id}", map[string]call{http.MethodGet: s.status, http.MethodDelete: s.release})
+	route("/v1/reservations/{id}/confirm", map[string]call{http.MethodPost: s.confirm})
+	route("/v1/stock", stock)
+	route("/stock", stock)
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { problemNotFound.write(w) })
+	return mux
+}
+
+func refuse(w http.ResponseWriter, p *Problem) string {
+	p.write(w)
+	return p.Slug
+}
+
+// fail answers an error that no call expects: the database, mostly.
+func (s *Server) fail(w http.ResponseWriter, r *http.Request, doing string, err error) string {
+	if !errors.Is(err, context.Canceled) {
+		s.log.Warn("could not "+doing, "error", err, "method", r.Method)
+	}
+	return refuse(w, problemUnavailable)
+}
+
+type reservationJSON struct {
+	ID        uuid.UUID `json:"id"`
+	State     string    `json:"state"`
+	Quantity  int       `json:"quantity"`
+	GrantedAt time.Time `json:"grantedAt"`
+	ExpiresAt time.Time `json:"expiresAt"`
+	PaymentID string    `json:"paymentId,omitempty"`
+}
+
+func writeReservation(w http.ResponseWriter, status int, r *inventory.Reservation) string {
+	writeJSON(w, status, "application/json", reservationJSON{r.ID, r.State.String(), r.Quantity, r.GrantedAt, r.ExpiresAt, r.PaymentID})
+	return strings.ToLower(r.State.String())
+}
+
+// reserve answers POST /v1/reservations.
+func (s *Server) reserve(w http.ResponseWriter, r *http.Request) string {
+	name, p := buyer(r)
+	if p == nil && name == "" {
+		p = problemUnauthenticated
+	}
+	var body reserveBody
+	var quantity int
+	if p == nil {
+		p = decode(w, r, &body)
+	}
+	if p == nil {
+		quantity, p = body.quantity()
+	}
+	if p != nil {
+		return refuse(w, p)
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), answerLimit)
+	defer cancel()
+	result, err := s.ask(ctx, inventory.Request{Buyer: name, Quantity: quantity})
+	if err != nil {
+		return s.fail(w, r, "reserve", err)
+	}
+	if result.Reservation != nil {
+		w.Header().Set("Location", "/v1/reservations/"+result.Reservation.ID.String())
+		if result.Outcome == inventory.OutcomeReplay {
+			writeReservation(w, http.StatusOK, result.Reservation)
+			return "replay"
+		}
+		return writeReservation(w, http.StatusCreated, result.Reservation)
+	}
+	return refuse(w, s.refusal(result, quantity))
+}
+
+// ask gives the answer to a claim: from memory where that may say no, else from the database. A buyer who has a
+// reservation is told of it even when memory knows that the shelf is empty.
+func (s *Server) ask(ctx context.Context, request inventory.Request) (inventory.Result, error) {
+	no := s.gate.View().Judge(time.Now(), request.Quantity)
+	switch no {
+	case 0:
+		return s.claims.Ask(ctx, request)
+	case inventory.OutcomeNotOpen:
+		return inventory.Result{Outcome: no}, nil
+	}
+	result, err := s.lookUp.Ask(ctx, request)
+	if err == nil && result.Outcome == 0 {
+		result.Outcome = no
+	}
+	return result, err
+}
+
+// refusal says why there is no reservation, and when to ask again.
+func (s *Server) refusal(result inventory.Result, quantity int) *Problem {
+	now := time.Now()
+	v := s.gate.View()
+	if v == nil {
+		return problemUnavailable
+	}
+	earliest, _ := v.Bounds(now)
+	untilNext := max(v.NextLapse.Sub(earliest), time.Second)
+	counts := map[string]any{"available": v.Available, "held": v.Held, "sold": v.Sold}
+	switch result.Outcome {
+	case inventory.OutcomeSoldOut:
+		detail := "Every unit is sold."
+		if v.Available+v.Held > 0 {
+			detail = fmt.Sprintf("Fewer than %d units are left.", quantity)
+		}
+		return &Problem{Slug: "sold-out", Title: "Sold out", Status: http.StatusConflict, Detail: detail, Extra: counts}
+	case inventory.OutcomeAllHeld:
+		if !v.NextLapse.IsZero() {
+			counts["nextExpiry"] = v.NextLapse
+		} else {
+			untilNext = time.Second
+		}
+		return &Problem{Slug: "all-held", Title: "All units are held", Status: http.StatusConflict, RetryAfter: untilNext, Extra: counts,
+			Detail: "Holds that are not paid in time come back."}
+	case inventory.OutcomeLimit:
+		return &Problem{Slug: "limit", Title: "Limit per buyer", Status: http.StatusConflict,
+			Detail: fmt.Sprintf("A buyer may have %d units; %d are bought.", v.MaxPerBuyer, result.AlreadySold),
+			Extra:  map[string]any{"maxPerBuyer": v.MaxPerBuyer, "bought": result.AlreadySold}}
+	case inventory.OutcomeNotOpen:
+		return &Problem{Slug: "not-open", Title: "Not open yet", Status: http.StatusForbidden, RetryAfter: max(v.StartsAt.Sub(earliest), time.Second),
+			Extra: map[string]any{"opensAt": v.StartsAt, "now": earliest}}
+	case inventory.OutcomeSuspended:
+		return &Problem{Slug: "suspended", Title: "The sale is paused", Status: http.StatusForbidden, RetryAfter: 5 * time.Second,
+			Detail: "Reservations made before can still be paid."}
+	case inventory.OutcomeClosed:
+		return &Problem{Slug: "closed", Title: "The sale is over", Status: http.StatusGone}
+	}
+	return problemUnavailable
+}
+
+// owned reads the reservation of the path, and hides it from a buyer who does not own it. Without a buyer the caller is
+// the checkout, which knows the unguessable id.
+func (s *Server) owned(r *http.Request) (uuid.UUID, *Problem, error) {
+	rid, p := reservationID(r)
+	if p != nil {
+		return rid, p, nil
+	}
+	name, p := buyer(r)
+	if p != nil {
+		return rid, p, nil
+	}
+	if name == "" {
+		return rid, nil, nil
+	}
+	res, err := s.store.Reservation(r.Context(), s.sale, rid)
+	if errors.Is(err, inventory.ErrNotFound) || err == nil && res.Buyer != name {
+		return rid, problemUnknown, nil
+	}
+	return rid, nil, err
+}
+
+// change runs a call on the reservation of the path, and answers its state or why not.
+func (s *Server) change(w http.ResponseWriter, r *http.Request, doing string, f func(ctx context.Context, rid uuid.UUID) (*inventory.Reservation, error)) string {
+	rid, p, err := s.owned(r)
+	if p != nil {
+		return refuse(w, p)
+	}
+	if err != nil {
+		return s.fail(w, r, doing, err)
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), answerLimit)
+	defer cancel()
+	res, err := f(ctx, rid)
+	conflict := func(slug, title string) string {
+		return refuse(w, &Problem{Slug: slug, Title: title, Status: http.StatusConflict})
+	}
+	switch {
+	case err == nil:
+		return writeReservation(w, http.StatusOK, res)
+	case errors.Is(err, inventory.ErrNotFound):
+		return refuse(w, problemUnknown)
+	case errors.Is(err, inventory.ErrExpired):
+		return conflict("expired", "The hold has expired")
+	case errors.Is(err, inventory.ErrReleased):
+		return conflict("released", "The reservation was released")
+	case errors.Is(err, inventory.ErrConfirmed):
+		return conflict("confirmed", "The reservation is confirmed")
+	case errors.Is(err, inventory.ErrPaymentMismatch):
+		return conflict("payment-mismatch", "The reservation was confirmed with another payment")
+	case errors.Is(err, inventory.ErrPaymentReused):
+		return conflict("payment-reused", "The payment was used for another reservation")
+	}
+	return s.fail(w, r, doing, err)
+}
+
+// status answers GET /v1/reservations/{id}.
+func (s *Server) status(w http.ResponseWriter, r *http.Request) string {
+	return s.change(w, r, "read a reservation", func(ctx context.Context, rid uuid.UUID) (*inventory.Reservation, error) {
+		return s.store.Reservation(ctx, s.sale, rid)
+	})
+}
+
+// release answers DELETE /v1/reservations/{id}.
+func (s *Server) release(w http.ResponseWriter, r *http.Request) string {
+	return s.change(w, r, "release a reservation", func(ctx context.Context, rid uuid.UUID) (*inventory.Reservation, error) {
+		defer s.gate.Nudge()
+		return s.store.Release(ctx, s.sale, rid, s.tallyRow())
+	})
+}
+
+// confirm answers POST /v1/reservations/{id}/confirm.
+func (s *Server) confirm(w http.ResponseWriter, r *http.Request) string {
+	var body confirmBody
+	if p := decode(w, r, &body); p != nil {
+		return refuse(w, p)
+	}
+	paidAt, p := body.check()
+	if p != nil {
+		return refuse(w, p)
+	}
+	return s.change(w, r, "confirm a reservation", func(ctx context.Context, rid uuid.UUID) (*inventory.Reservation, error) {
+		return s.store.Confirm(ctx, s.sale, rid, s.tallyRow(), body.PaymentID, paidAt)
+	})
+}
+
+// tallyRow spreads confirmations and releases over a few rows, so that they do not wait for each other's commits.
+func (s *Server) tallyRow() string {
+	return fmt.Sprintf("%s/%d", s.pod, s.turn.Add(1)%confirmRows)
+}
+
+type stockJSON struct {
+	SKU        string     `json:"sku"`
+	Phase      string     `json:"phase"`
+	Units      int64      `json:"units"`
+	Available  int64      `json:"available"`
+	Held       int64      `json:"held"`
+	Sold       int64      `json:"sold"`
+	StartsAt   time.Time  `json:"startsAt"`
+	EndsAt     *time.Time `json:"endsAt,omitempty"`
+	NextExpiry *time.Time `json:"nextExpiry,omitempty"`
+	Now        time.Time  `json:"now"` // by the database's clock
+}
+
+// stock answers GET /v1/stock from memory.
+func (s *Server) stock(w http.ResponseWriter, _ *http.Request) string {
+	v := s.gate.View()
+	if v == nil {
+		return refuse(w, problemUnavailable)
+	}
+	now, _ := v.Bounds(time.Now())
+	body := stockJSON{SKU: v.SKU, Units: v.Units, Available: v.Available, Held: v.Held, Sold: v.Sold, StartsAt: v.StartsAt, Now: now}
+	if !v.EndsAt.IsZero() {
+		body.EndsAt = &v.EndsAt
+	}
+	if !v.NextLapse.IsZero() {
+		body.NextExpiry = &v.NextLapse
+	}
+	gate := v.Gate(now)
+	switch {
+	case gate == inventory.GateNotOpen:
+		body.Phase = "not-open"
+	case gate == inventory.GateClosed:
+		body.Phase = "closed"
+	case gate == inventory.GateSuspended:
+		body.Phase = "suspended"
+	case v.Available == 0 && v.Held == 0:
+		body.Phase = "sold-out"
+	case v.Available == 0:
+		body.Phase = "all-held"
+	default:
+		body.Phase = "open"
+	}
+	w.Header().Set("Cache-Control", "max-age=1")
+	writeJSON(w, http.StatusOK, "application/json", body)
+	return body.Phase
+}

@@ -1,0 +1,64 @@
+package httpapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// problemBase is where the types of problems are documented; the last part of the type is its slug.
+const problemBase = "https://flashsale.dev/problems/"
+
+// Problem is an RFC 9457 problem detail. Every refusal of the API is one.
+type Problem struct {
+	Slug       string // last part of the type
+	Title      string
+	Status     int
+	Detail     string
+	RetryAfter time.Duration  // sent as Retry-After in whole seconds, rounded up; zero sends none
+	Extra      map[string]any // extension members
+}
+
+func (p *Problem) write(w http.ResponseWriter) {
+	body := map[string]any{"type": problemBase + p.Slug, "title": p.Title, "status": p.Status}
+	if p.Detail != "" {
+		body["detail"] = p.Detail
+	}
+	maps.Copy(body, p.Extra)
+	if p.RetryAfter > 0 {
+		w.Header().Set("Retry-After", strconv.FormatInt(int64((p.RetryAfter+time.Second-1)/time.Second), 10))
+	}
+	writeJSON(w, p.Status, "application/problem+json", body)
+}
+
+func writeJSON(w http.ResponseWriter, status int, contentType string, body any) {
+	b, err := json.Marshal(body)
+	if err != nil { // bodies are maps and structs of plain values
+		panic(fmt.Sprintf("encoding an answer: %v", err))
+	}
+	h := w.Header()
+	h.Set("Content-Type", contentType)
+	if h.Get("Cache-Control") == "" {
+		h.Set("Cache-Control", "no-store")
+	}
+	w.WriteHeader(status)
+	_, _ = w.Write(append(b, '\n')) // the client may be gone; nothing is lost by that
+}
+
+// The problems that say nothing about the sale.
+var (
+	problemUnauthenticated = &Problem{Slug: "unauthenticated", Title: "No buyer", Status: http.StatusUnauthorized,
+		Detail: "The header X-Buyer-Id is missing, empty, longer than 128 bytes or not printable ASCII; the shop's gateway sets it."}
+	problemTooLarge    = &Problem{Slug: "too-large", Title: "The body is larger than 64 KiB", Status: http.StatusRequestEntityTooLarge}
+	problemNotFound    = &Problem{Slug: "not-found", Title: "No such resource", Status: http.StatusNotFound}
+	problemUnknown     = &Problem{Slug: "reservation-not-found", Title: "No such reservation", Status: http.StatusNotFound}
+	problemUnavailable = &Problem{Slug: "busy", Title: "Try again", Status: http.StatusServiceUnavailable, RetryAfter: time.Second,
+		Detail: "The answer could not be found out in time. Asking again is safe: it gives the same reservation if there is one."}
+)
+
+func problemInvalid(detail string) *Problem {
+	return &Problem{Slug: "invalid", Title: "The request is not valid", Status: http.StatusUnprocessableEntity, Detail: detail}
+}

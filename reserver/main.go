@@ -1,0 +1,341 @@
+// Command reserver is what runs in the pods of a sale: the HTTP service that claims units, the sweeper that takes
+// expired holds back, and the audit that proves from the rows that nothing was lost or sold twice.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/peterbourgon/ff/v3"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"flashsale.dev/operator/reserver/httpapi"
+	"flashsale.dev/operator/reserver/inventory"
+)
+
+const usage = `usage: reserver COMMAND [flags]
+
+commands:
+  serve   answer shoppers and the checkout over HTTP for one sale
+  sweep   take expired holds back, for one sale, until stopped
+  audit   prove the invariants of one sale, or of all, from the rows; prints JSON
+
+Every flag can be given as an environment variable, FLASHSALE_ and its name in capitals: --sale-id is FLASHSALE_SALE_ID.
+The database's credentials come from files only. "reserver COMMAND --help" lists a command's flags.
+
+exit codes: 0 well, 1 an invariant is broken (audit) or the command failed, 2 wrong usage
+`
+
+func main() {
+	if len(os.Args) < 2 {
+		fmt.Fprint(os.Stderr, usage)
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	commands := map[string]func(context.Context, []string) error{"serve": serve, "sweep": sweep, "audit": audit}
+	run, ok := commands[os.Args[1]]
+	switch {
+	case os.Args[1] == "--help" || os.Args[1] == "-h" || os.Args[1] == "help":
+		fmt.Print(usage)
+		return
+	case !ok:
+		fmt.Fprintf(os.Stderr, "reserver: unknown command %q\n\n%s", os.Args[1], usage)
+		os.Exit(2)
+	}
+	err := run(ctx, os.Args[2:])
+	var wrong usageError
+	switch {
+	case err == nil || errors.Is(err, flag.ErrHelp):
+	case errors.As(err, &wrong):
+		fmt.Fprintf(os.Stderr, "reserver %s: %v\n", os.Args[1], err)
+		os.Exit(2)
+	default:
+		fmt.Fprintf(os.Stderr, "reserver %s: %v\n", os.Args[1], err)
+		os.Exit(1)
+	}
+}
+
+type usageError string
+
+func (e usageError) Error() string { return string(e) }
+
+// common are the flags of every command.
+type common struct {
+	flags    *flag.FlagSet
+	database string
+	saleText string
+	sale     uuid.UUID
+	log      *slog.Logger
+}
+
+func newCommon(name string) *common {
+	c := &common{flags: flag.NewFlagSet("reserver "+name, flag.ContinueOnError), log: slog.New(slog.NewJSONHandler(os.Stderr, nil))}
+	c.flags.StringVar(&c.database, "database", "/etc/flashsale/database", "folder of a mounted Secret (dsn; or host, port, username, password, database; and ca.crt), or a file holding a DSN")
+	c.flags.StringVar(&c.saleText, "sale-id", "", "UID of the FlashSale object")
+	return c
+}
+
+func (c *common) parse(args []string, saleRequired bool) error {
+	if err := ff.Parse(c.flags, args, ff.WithEnvVarPrefix("FLASHSALE")); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return err
+		}
+		return usageError(err.Error())
+	}
+	if c.flags.NArg() > 0 {
+		return usageError(fmt.Sprintf("unexpected argument %q", c.flags.Arg(0)))
+	}
+	if c.saleText == "" && !saleRequired {
+		return nil
+	}
+	var err error
+	if c.sale, err = uuid.Parse(c.saleText); err != nil {
+		return usageError(fmt.Sprintf("--sale-id must be the UID of a FlashSale object, not %q", c.saleText))
+	}
+	return nil
+}
+
+func (c *common) open(maxConns int) (*inventory.Store, error) {
+	options, err := inventory.OptionsFromPath(c.database)
+	if err != nil {
+		return nil, err
+	}
+	options.MaxConns = maxConns
+	return inventory.Open(options)
+}
+
+// setUp checks the database until it is fit for the sale. Faults are waited out: a pod that ended instead would be
+// restarted ever more slowly, and come late when the database is back.
+func setUp(ctx context.Context, store *inventory.Store, log *slog.Logger) error {
+	last := ""
+	for {
+		err := store.Check(ctx)
+		if err == nil {
+			err = store.Probe(ctx)
+		}
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err.Error() != last {
+			last = err.Error()
+			log.Error("the database is not fit for use, will keep trying", "error", err)
+		}
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func serve(ctx context.Context, args []string) error {
+	c := newCommon("serve")
+	var (
+		listen   = c.flags.String("listen", ":8080", "address of the API")
+		admin    = c.flags.String("admin", ":9090", "address of /healthz, /readyz and /metrics")
+		pod      = c.flags.String("pod", hostname(), "name of this process, unique within the sale")
+		maxConns = c.flags.Int("max-connections", 16, "connections to the database")
+		unready  = c.flags.Duration("unready-for", 5*time.Second, "on shutdown, how long to go on serving after readiness went off, so that the Service has stopped sending")
+		grace    = c.flags.Duration("grace", 15*time.Second, "on shutdown, how long requests in flight may take after that")
+	)
+	if err := c.parse(args, true); err != nil {
+		return err
+	}
+	store, err := c.open(*maxConns)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = store.Close() }()
+	registry := newRegistry()
+	api := httpapi.New(store, c.sale, *pod, registry, c.log)
+
+	stopAdmin, err := listenAndServe(*admin, api.AdminHandler(), c.log)
+	if err != nil {
+		return err
+	}
+	defer stopAdmin(context.Background())
+	if err := setUp(ctx, store, c.log); err != nil {
+		return nil // stopped before it began
+	}
+	running, stopRunning := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { api.Run(running) })
+	stopAPI, err := listenAndServe(*listen, api.Handler(), c.log)
+	if err != nil {
+		stopRunning()
+		wg.Wait()
+		return err
+	}
+	c.log.Info("serving", "sale", c.sale, "address", *listen)
+
+	<-ctx.Done()
+	c.log.Info("shutting down: readiness off", "seconds", unready.Seconds())
+	api.BeginShutdown()
+	time.Sleep(*unready)
+	ending, cancel := context.WithTimeout(context.Background(), *grace)
+	defer cancel()
+	stopAPI(ending)
+	stopRunning()
+	wg.Wait()
+	c.log.Info("stopped")
+	return nil
+}
+
+// listenAndServe serves in the background; the function it gives waits for requests in flight.
+func listenAndServe(address string, handler http.Handler, log *slog.Logger) (stop func(context.Context), err error) {
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	server := &http.Server{
+		Handler:           handler,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       10 * time.Second,
+		WriteTimeout:      20 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+	go func() {
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			log.Error("stopped serving", "address", address, "error", err)
+		}
+	}()
+	return func(ctx context.Context) {
+		if err := server.Shutdown(ctx); err != nil {
+			log.Warn("ended with requests in flight", "address", address, "error", err)
+		}
+	}, nil
+}
+
+func sweep(ctx context.Context, args []string) error {
+	c := newCommon("sweep")
+	var (
+		admin    = c.flags.String("admin", ":9090", "address of /healthz and /metrics")
+		name     = c.flags.String("pod", hostname(), "name of this process, unique within the sale")
+		interval = c.flags.Duration("interval", time.Second, "time between two looks for expired holds")
+		batch    = c.flags.Int("batch-size", 500, "holds that one transaction takes back")
+	)
+	if err := c.parse(args, true); err != nil {
+		return err
+	}
+	if *interval <= 0 || *batch < 1 || *batch > 5000 {
+		return usageError("--interval must be positive and --batch-size between 1 and 5000")
+	}
+	store, err := c.open(2)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = store.Close() }()
+	registry := newRegistry()
+	swept := prometheus.NewCounter(prometheus.CounterOpts{Name: "flashsale_swept_holds_total", Help: "Expired holds taken back."})
+	registry.MustRegister(swept)
+	mux := http.NewServeMux()
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
+	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	stopAdmin, err := listenAndServe(*admin, mux, c.log)
+	if err != nil {
+		return err
+	}
+	defer stopAdmin(context.Background())
+	if err := setUp(ctx, store, c.log); err != nil {
+		return nil
+	}
+	c.log.Info("sweeping", "sale", c.sale, "interval", interval.String())
+	ticker := time.NewTicker(*interval)
+	defer ticker.Stop()
+	failing := false
+	for {
+		n, err := store.Sweep(ctx, c.sale, "sweeper/"+*name, *batch)
+		switch {
+		case ctx.Err() != nil:
+			c.log.Info("stopped")
+			return nil
+		case err != nil && !failing:
+			failing = true
+			c.log.Warn("could not sweep, will keep trying", "error", err)
+		case err == nil:
+			failing = false
+		}
+		if n > 0 {
+			swept.Add(float64(n))
+			c.log.Info("took expired holds back", "holds", n)
+		}
+		if err == nil && n == *batch {
+			continue // there may be more
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// audit prints a report per sale, as one JSON document each.
+func audit(ctx context.Context, args []string) error {
+	c := newCommon("audit")
+	if err := c.parse(args, false); err != nil {
+		return err
+	}
+	store, err := c.open(2)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = store.Close() }()
+	sales := []uuid.UUID{c.sale}
+	if c.saleText == "" {
+		if sales, err = store.Sales(ctx); err != nil {
+			return err
+		}
+	}
+	out := json.NewEncoder(os.Stdout)
+	out.SetIndent("", "  ")
+	broken := 0
+	for _, sale := range sales {
+		report, err := store.Audit(ctx, sale)
+		if err != nil {
+			return fmt.Errorf("auditing sale %s: %w", sale, err)
+		}
+		if err := out.Encode(report); err != nil {
+			return err
+		}
+		broken += len(report.Failed())
+	}
+	if broken > 0 {
+		return fmt.Errorf("%d checks failed; the reports name the rows", broken)
+	}
+	return nil
+}
+
+func newRegistry() *prometheus.Registry {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return registry
+}
+
+func hostname() string {
+	name, err := os.Hostname()
+	if err != nil {
+		return fmt.Sprintf("pid-%d", os.Getpid())
+	}
+	return name
+}

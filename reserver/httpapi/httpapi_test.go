@@ -1,0 +1,290 @@
+package httpapi_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"flashsale.dev/operator/reserver/httpapi"
+	"flashsale.dev/operator/reserver/inventory"
+	"flashsale.dev/operator/test/testmysql"
+)
+
+// pod serves a sale over HTTP until the test ends.
+func pod(t testing.TB, store *inventory.Store, sale inventory.Sale) *httptest.Server {
+	t.Helper()
+	api := httpapi.New(store, sale.ID, "pod-"+uuid.NewString()[:8], prometheus.NewRegistry(), slog.New(slog.NewTextHandler(io.Discard, nil)))
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { api.Run(ctx) })
+	server := httptest.NewServer(api.Handler())
+	server.Client().Transport.(*http.Transport).MaxIdleConnsPerHost = 256
+	t.Cleanup(func() { server.Close(); cancel(); wg.Wait() })
+	testmysql.Eventually(t, "the pod is ready", func() bool { return api.Ready() == nil })
+	return server
+}
+
+type response struct {
+	status int
+	header http.Header
+	body   map[string]any
+}
+
+// kind is "201 HELD", or "409 sold-out".
+func (r response) kind() string {
+	if problem, ok := r.body["type"].(string); ok {
+		return fmt.Sprintf("%d %s", r.status, strings.TrimPrefix(problem, "https://flashsale.dev/problems/"))
+	}
+	return fmt.Sprintf("%d %v", r.status, r.body["state"])
+}
+
+func call(t testing.TB, server *httptest.Server, method, path, buyer, body string) response {
+	t.Helper()
+	request, err := http.NewRequest(method, server.URL+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if buyer != "" {
+		request.Header.Set("X-Buyer-Id", buyer)
+	}
+	answer, err := server.Client().Do(request)
+	if err != nil {
+		t.Fatalf("%s %s: %v", method, path, err)
+	}
+	defer func() { _ = answer.Body.Close() }()
+	r := response{status: answer.StatusCode, header: answer.Header}
+	if err := json.NewDecoder(answer.Body).Decode(&r.body); err != nil {
+		t.Fatalf("%s %s: status %d, the body is not JSON: %v", method, path, answer.StatusCode, err)
+	}
+	if want := map[bool]string{true: "application/problem+json", false: "application/json"}[r.status >= 400]; answer.Header.Get("Content-Type") != want {
+		t.Errorf("%s %s: %d with content type %q", method, path, r.status, answer.Header.Get("Content-Type"))
+	}
+	return r
+}
+
+func wantKind(t testing.TB, got response, want string) {
+	t.Helper()
+	if got.kind() != want {
+		t.Fatalf("answer %s, want %s (%v)", got.kind(), want, got.body)
+	}
+}
+
+func TestAReservationFromHoldToSale(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(2).In(t, store)
+	a, b := pod(t, store, sale), pod(t, store, sale)
+
+	held := call(t, a, "POST", "/v1/reservations", "ann", `{"quantity":1}`)
+	wantKind(t, held, "201 HELD")
+	path := held.header.Get("Location")
+	if path != "/v1/reservations/"+held.body["id"].(string) {
+		t.Errorf("Location %q", path)
+	}
+	again := call(t, b, "POST", "/reserve", "ann", "") // another tab, another pod, the alias, no body
+	wantKind(t, again, "200 HELD")
+	if again.body["id"] != held.body["id"] {
+		t.Error("the second tab got another reservation")
+	}
+	wantKind(t, call(t, b, "GET", path, "ann", ""), "200 HELD")
+	wantKind(t, call(t, b, "GET", path, "", ""), "200 HELD") // the checkout
+	wantKind(t, call(t, b, "GET", path, "bob", ""), "404 reservation-not-found")
+	wantKind(t, call(t, b, "DELETE", path, "bob", ""), "404 reservation-not-found")
+	wantKind(t, call(t, b, "POST", path+"/confirm", "", `{"paymentId":"pay-1","paidAt":"2026-12-01T04:31:00+01:00"}`), "200 CONFIRMED")
+	wantKind(t, call(t, a, "POST", path+"/confirm", "", `{"paymentId":"pay-1"}`), "200 CONFIRMED")
+	wantKind(t, call(t, a, "POST", path+"/confirm", "", `{"paymentId":"pay-2"}`), "409 payment-mismatch")
+	wantKind(t, call(t, a, "DELETE", path, "ann", ""), "409 confirmed")
+	wantKind(t, call(t, a, "POST", "/v1/reservations", "ann", ""), "409 limit")
+
+	bob := call(t, a, "POST", "/v1/reservations", "bob", "")
+	wantKind(t, bob, "201 HELD")
+	wantKind(t, call(t, b, "POST", bob.header.Get("Location")+"/confirm", "", `{"paymentId":"pay-1"}`), "409 payment-reused")
+	testmysql.Eventually(t, "both pods know that all is held", func() bool {
+		return call(t, a, "GET", "/v1/stock", "", "").body["phase"] == "all-held" && call(t, b, "GET", "/stock", "", "").body["phase"] == "all-held"
+	})
+	refused := call(t, b, "POST", "/v1/reservations", "cat", "")
+	wantKind(t, refused, "409 all-held")
+	if refused.header.Get("Retry-After") == "" || refused.body["nextExpiry"] == nil || refused.body["held"] != 1.0 {
+		t.Errorf("the refusal does not say when to come back: %v %v", refused.header, refused.body)
+	}
+	wantKind(t, call(t, b, "POST", "/v1/reservations", "bob", ""), "200 HELD") // memory knows the shelf is empty, and bob has his
+	wantKind(t, call(t, b, "POST", "/v1/reservations", "ann", ""), "409 limit")
+
+	wantKind(t, call(t, a, "DELETE", bob.header.Get("Location"), "bob", ""), "200 RELEASED")
+	wantKind(t, call(t, b, "DELETE", bob.header.Get("Location"), "bob", ""), "200 RELEASED")
+	wantKind(t, call(t, b, "POST", bob.header.Get("Location")+"/confirm", "", `{"paymentId":"pay-3"}`), "409 released")
+	var cat response
+	testmysql.Eventually(t, "the released unit goes to somebody else", func() bool {
+		cat = call(t, b, "POST", "/v1/reservations", "cat", "")
+		return cat.status == http.StatusCreated
+	})
+	wantKind(t, call(t, b, "POST", cat.header.Get("Location")+"/confirm", "", `{"paymentId":"pay-4"}`), "200 CONFIRMED")
+	testmysql.Eventually(t, "the stock says sold out", func() bool { return call(t, a, "GET", "/v1/stock", "", "").body["phase"] == "sold-out" })
+	wantKind(t, call(t, a, "POST", "/v1/reservations", "dan", ""), "409 sold-out")
+	stock := call(t, a, "GET", "/v1/stock", "", "")
+	if stock.header.Get("Cache-Control") != "max-age=1" || stock.body["sold"] != 2.0 || stock.body["available"] != 0.0 {
+		t.Errorf("stock %v %v", stock.header, stock.body)
+	}
+}
+
+func TestWindowOverHTTP(t *testing.T) {
+	store := testmysql.Store(t)
+	early := pod(t, store, testmysql.Sale(1).Window(time.Hour, 2*time.Hour).In(t, store))
+	refused := call(t, early, "POST", "/v1/reservations", "ann", "")
+	wantKind(t, refused, "403 not-open")
+	if refused.body["opensAt"] == nil || len(refused.header.Get("Retry-After")) != 4 { // 3,600 s or a little less
+		t.Errorf("not told when to come: %v %v", refused.header, refused.body)
+	}
+	late := pod(t, store, testmysql.Sale(1).Window(-time.Hour, -time.Minute).In(t, store))
+	wantKind(t, call(t, late, "POST", "/v1/reservations", "ann", ""), "410 closed")
+}
+
+// A negative quantity lowered the total and raised the stock.
+func TestCase061(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(3).MaxPerBuyer(3).In(t, store)
+	server := pod(t, store, sale)
+	for _, quantity := range []string{"-1", "0", "-0", "0.5", "1.0", "1e0", `"1"`, "1e9", "1001", "2147483648", "9223372036854775808", "1e400", "null", "true", "[1]", "{}", `""`, "+1", "01", "NaN"} {
+		got := call(t, server, "POST", "/v1/reservations", "ann", `{"quantity":`+quantity+`}`)
+		if got.kind() != "422 invalid" {
+			t.Errorf("quantity %s: %s", quantity, got.kind())
+		}
+	}
+	for name, body := range map[string]string{
+		"unknown field": `{"quantity":1,"buyer":"bob"}`, "two objects": `{"quantity":1}{"quantity":1}`, "no object": `1`, "array": `[{"quantity":1}]`,
+		"not JSON": `quantity=1`, "cut off": `{"quantity":1`, "bytes": "\x00\xff",
+	} {
+		if got := call(t, server, "POST", "/v1/reservations", "ann", body); got.kind() != "422 invalid" {
+			t.Errorf("%s: %s", name, got.kind())
+		}
+	}
+	if report := testmysql.Audit(t, store, sale.ID); report.Available != 3 {
+		t.Errorf("units moved: %+v", report.Counts)
+	}
+	wantKind(t, call(t, server, "POST", "/v1/reservations", "ann", `{}`), "201 HELD") // missing means 1
+}
+
+func TestBadRequests(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(3).In(t, store)
+	server := pod(t, store, sale)
+	unknown := "/v1/reservations/" + uuid.NewString()
+	long := strings.Repeat("x", 129)
+	for _, tt := range []struct{ name, method, path, buyer, body, want string }{
+		{"no buyer", "POST", "/v1/reservations", "", "", "401 unauthenticated"},
+		{"buyer too long", "POST", "/v1/reservations", long, "", "401 unauthenticated"},
+		{"buyer with a space", "POST", "/v1/reservations", "a b", "", "401 unauthenticated"},
+		{"body of 64 KiB and more", "POST", "/v1/reservations", "ann", `{"quantity":1` + strings.Repeat(" ", 64<<10) + `}`, "413 too-large"},
+		{"unknown reservation", "GET", unknown, "ann", "", "404 reservation-not-found"},
+		{"unknown reservation, checkout", "GET", unknown, "", "", "404 reservation-not-found"},
+		{"releasing an unknown one", "DELETE", unknown, "", "", "404 reservation-not-found"},
+		{"confirming an unknown one", "POST", unknown + "/confirm", "", `{"paymentId":"p"}`, "404 reservation-not-found"},
+		{"an id that is none", "GET", "/v1/reservations/1", "", "", "404 reservation-not-found"},
+		{"an id in another form", "GET", "/v1/reservations/urn:uuid:" + uuid.NewString(), "", "", "404 reservation-not-found"},
+		{"an id with SQL", "GET", "/v1/reservations/'%20OR%201=1--", "", "", "404 reservation-not-found"},
+		{"confirming without a payment", "POST", unknown + "/confirm", "", `{}`, "422 invalid"},
+		{"payment id too long", "POST", unknown + "/confirm", "", `{"paymentId":"` + long + `"}`, "422 invalid"},
+		{"payment id with a line break", "POST", unknown + "/confirm", "", `{"paymentId":"a\nb"}`, "422 invalid"},
+		{"payment time without an offset", "POST", unknown + "/confirm", "", `{"paymentId":"p","paidAt":"2026-12-01T04:31:00"}`, "422 invalid"},
+		{"payment id as a number", "POST", unknown + "/confirm", "", `{"paymentId":1}`, "422 invalid"},
+		{"wrong method", "PUT", "/v1/reservations", "ann", "", "405 method-not-allowed"},
+		{"unknown path", "GET", "/v2/reservations", "ann", "", "404 not-found"},
+	} {
+		t.Run(tt.name, func(t *testing.T) { wantKind(t, call(t, server, tt.method, tt.path, tt.buyer, tt.body), tt.want) })
+	}
+	if report := testmysql.Audit(t, store, sale.ID); report.Available != 3 {
+		t.Errorf("units moved: %+v", report.Counts)
+	}
+}
+
+// An operator expects a hold to end after n seconds; without traffic and without a sweeper it stayed.
+func TestCase026(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(1).TTL(2*time.Second).In(t, store)
+	server := pod(t, store, sale)
+	held := call(t, server, "POST", "/v1/reservations", "ann", "")
+	wantKind(t, held, "201 HELD")
+	var ended time.Time
+	testmysql.Eventually(t, "the hold ends with no request and no sweeper", func() bool {
+		return store.DB().QueryRow("SELECT ended_at FROM flashsale_reservation WHERE state = 4").Scan(&ended) == nil
+	})
+	expires, err := time.Parse(time.RFC3339Nano, held.body["expiresAt"].(string))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if late := ended.Sub(expires); late < 0 || late > 2*time.Second {
+		t.Errorf("the hold ended %v after its time", late)
+	}
+}
+
+// Fifty sales of 5 units, each against many buyers at two pods: exactly 5 each.
+func TestFiftySalesSellExactlyTheirUnits(t *testing.T) {
+	clicks := 20_000
+	sales := 50
+	if testing.Short() {
+		clicks, sales = 2_000, 5
+	}
+	store := testmysql.Store(t)
+	for range sales {
+		sale := testmysql.Sale(5).In(t, store)
+		pods := []*httptest.Server{pod(t, store, sale), pod(t, store, sale)}
+		var mu sync.Mutex
+		kinds := map[string]int{}
+		next := make(chan int)
+		var wg sync.WaitGroup
+		for range 64 {
+			wg.Go(func() {
+				own := map[string]int{}
+				for i := range next {
+					own[click(t, pods[i%2], fmt.Sprint("buyer-", i))]++
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				for k, n := range own {
+					kinds[k] += n
+				}
+			})
+		}
+		for i := range clicks {
+			next <- i
+		}
+		close(next)
+		wg.Wait()
+		if kinds["201"] != 5 || kinds["409"] != clicks-5 {
+			t.Errorf("answers %v, want 5 held and %d refused", kinds, clicks-5)
+		}
+		for _, p := range pods {
+			p.Close()
+		}
+	}
+}
+
+// click presses Buy and gives the status.
+func click(t testing.TB, server *httptest.Server, buyer string) string {
+	request, err := http.NewRequest("POST", server.URL+"/v1/reservations", nil)
+	if err != nil {
+		t.Error(err)
+		return "error"
+	}
+	request.Header.Set("X-Buyer-Id", buyer)
+	answer, err := server.Client().Do(request)
+	if err != nil {
+		t.Error(err)
+		return "error"
+	}
+	defer func() { _ = answer.Body.Close() }()
+	if _, err := io.Copy(io.Discard, answer.Body); err != nil {
+		t.Error(err)
+	}
+	return fmt.Sprint(answer.StatusCode)
+}

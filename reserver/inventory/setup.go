@@ -212,3 +212,11 @@ func (s *Store) Setup(ctx context.Context) error {
 
 // LogValue keeps a DSN out of logs.
 func (o Options) LogValue() slog.Value { return slog.StringValue("inventory.Options(redacted)") }
+
+// Now is the database's time.
+func (s *Store) Now(ctx context.Context) (now time.Time, err error) {
+	if err := s.db.QueryRowContext(ctx, "SELECT UTC_TIMESTAMP(6)").Scan(&now); err != nil {
+		return now, fmt.Errorf("reading the database's clock: %w", err)
+	}
+	return now, nil
+}

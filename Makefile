@@ -1,0 +1,109 @@
+# "make help" lists the targets. Tools are pinned, and built into bin/ under their version.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VERSION ?= v0.1.0
+IMG ?= flashsale:$(VERSION)
+CONTROLLER_GEN_VERSION := v0.23.0
+GOLANGCI_LINT_VERSION := v2.15.0
+
+BIN := $(CURDIR)/bin
+CONTROLLER_GEN := $(BIN)/controller-gen-$(CONTROLLER_GEN_VERSION)
+GOLANGCI_LINT := $(BIN)/golangci-lint-$(GOLANGCI_LINT_VERSION)
+CLUSTER_SH := hack/cluster/cluster.sh
+MYSQL_SH := hack/mysql/mysql.sh
+CA_CERTIFICATES ?= /etc/ssl/certs/ca-certificates.crt
+# Go files of the product's module, without those of the modules under hack/.
+PACKAGES := ./...
+
+##@ For users
+
+.PHONY: demo
+demo: ## Run a whole sale from nothing: 100,000 clicks on 5 units (CLUSTER=current: on your own cluster)
+	hack/demo/demo.sh up
+
+.PHONY: demo-down
+demo-down: ## Remove what the demo made
+	hack/demo/demo.sh down
+
+.PHONY: deploy
+deploy: ## Install the operator into the current cluster: make deploy IMG=registry.example/flashsale:v1
+	@mkdir -p dist/deploy
+	@img='$(IMG)'; printf 'resources: [../../config/default]\nimages:\n- {name: flashsale, newName: "%s", newTag: "%s"}\n' "$${img%:*}" "$${img##*:}" >dist/deploy/kustomization.yaml
+	kubectl apply --server-side -k dist/deploy
+
+.PHONY: undeploy
+undeploy: ## Remove the operator (delete the FlashSales first: their finalizer needs it)
+	kubectl delete --ignore-not-found -k config/default
+
+##@ For contributors
+
+.PHONY: help
+help: ## Show this
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: test
+test: ## Run all tests but the end-to-end ones, on a real MySQL and a real API server
+	@assets=$$(hack/envtest.sh); FLASHSALE_MYSQL_DSN=$$($(MYSQL_SH) up) KUBEBUILDER_ASSETS=$$assets \
+	  go test -race -timeout 20m $(GOTESTFLAGS) $$(go list $(PACKAGES) | grep -v /test/e2e)
+
+.PHONY: e2e
+e2e: image ## Run the demo and kill its parts, on a real node (root, or CLUSTER=current)
+	go test -v -timeout 40m -count=1 ./test/e2e/...
+
+.PHONY: soak
+soak: ## Fifty sales of 5 units, 20,000 clicks each
+	FLASHSALE_MYSQL_DSN=$$($(MYSQL_SH) up) FLASHSALE_TEST_CLICKS=20000 go test -v -timeout 30m -count=1 -run Fifty ./reserver/httpapi/
+
+.PHONY: generate
+generate: $(CONTROLLER_GEN) ## Generate deep copies
+	$(CONTROLLER_GEN) object paths=./api/...
+
+.PHONY: manifests
+manifests: $(CONTROLLER_GEN) ## Generate the CRD and the manager's role
+	$(CONTROLLER_GEN) crd paths=./api/... output:crd:dir=config/crd/bases
+	$(CONTROLLER_GEN) rbac:roleName=flashsale-manager paths=./controllers/... output:rbac:dir=config/rbac
+
+.PHONY: lint
+lint: $(GOLANGCI_LINT) ## Run the linters
+	$(GOLANGCI_LINT) run
+
+.PHONY: build
+build: ## Build the static binaries into dist/
+	@mkdir -p dist
+	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o dist/manager .
+	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o dist/reserver ./reserver
+
+.PHONY: image
+image: build ## Build the image as dist/flashsale.tar, with docker or buildah
+	@[[ -r $(CA_CERTIFICATES) ]] || { echo 'image: no CA certificates at $(CA_CERTIFICATES): install ca-certificates, or set CA_CERTIFICATES' >&2; exit 1; }
+	@install -m 0644 $(CA_CERTIFICATES) dist/ca-certificates.crt
+	@install -m 0644 "$$(go env GOROOT)/lib/time/zoneinfo.zip" dist/zoneinfo.zip
+	$(CLUSTER_SH) image Dockerfile . $(IMG) dist/flashsale.tar
+
+.PHONY: verify
+verify: generate manifests ## Check that what is generated, and go.mod, are up to date
+	go mod tidy
+	@[[ -z "$$(git status --porcelain)" ]] || { git status --short; git --no-pager diff | head -50; echo 'verify: run "make generate manifests" and "go mod tidy", and commit' >&2; exit 1; }
+
+.PHONY: mysql-up mysql-down cluster-up cluster-down
+mysql-up: ## Start a real MySQL and print its DSN
+	$(MYSQL_SH) up
+mysql-down: ## Stop it and remove its data
+	$(MYSQL_SH) down
+cluster-up: ## Start a real one-node Kubernetes (needs root)
+	$(CLUSTER_SH) up
+cluster-down: ## Stop it and remove its state
+	$(CLUSTER_SH) down
+
+# tool NAME VERSION PACKAGE: built once a version.
+define tool
+	@echo "building $(1) $(2) ..."
+	@mkdir -p $(BIN)
+	@work=$$(mktemp -d $(BIN)/tool.XXXXXX) && GOBIN=$$work GOFLAGS= go install $(3)@$(2) && mv $$work/$(1) $(BIN)/$(1)-$(2) && rmdir $$work
+endef
+$(CONTROLLER_GEN):
+	$(call tool,controller-gen,$(CONTROLLER_GEN_VERSION),sigs.k8s.io/controller-tools/cmd/controller-gen)
+$(GOLANGCI_LINT):
+	$(call tool,golangci-lint,$(GOLANGCI_LINT_VERSION),github.com/golangci/golangci-lint/v2/cmd/golangci-lint)

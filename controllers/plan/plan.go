@@ -1,0 +1,323 @@
+// Package plan decides what a sale needs. It is pure: what was seen goes in, what is to be done comes out; no client, no
+// SQL and no clock. docs/lifecycle.md draws it.
+package plan
+
+import (
+	"fmt"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	sales "flashsale.dev/operator/api/v1alpha1"
+	"flashsale.dev/operator/reserver/inventory"
+)
+
+// Observed is what was seen of a sale in one pass.
+type Observed struct {
+	Generation  int64
+	DeletedAt   time.Time // zero unless the object is being deleted
+	ForceDelete bool      // the annotation is set
+
+	// Previous is the status as last written.
+	Previous sales.FlashSaleStatus
+
+	// Fault says why the database cannot be used; nil when it can.
+	Fault *Fault
+	// Sale is the database's view; nil when it does not know the sale, or with a Fault.
+	Sale *inventory.Snapshot
+	// SoldOutAt is when the last unit was sold; zero while any is not.
+	SoldOutAt time.Time
+	// Audit is the report on a closed sale; nil until one was made.
+	Audit *inventory.Report
+
+	Reservers Pods
+	Sweeper   Pods
+	// ChildFault says why children could not be applied in the pass before; nil when they could.
+	ChildFault *Fault
+}
+
+// Fault is something that keeps the sale from its spec.
+type Fault struct {
+	Reason  string // CamelCase
+	Message string
+	// Person says that somebody must act; else the fault may go away by itself.
+	Person bool
+}
+
+// Pods counts the pods of one Deployment.
+type Pods struct{ Desired, Ready int32 }
+
+// Work is one thing to do in the database. After it, look again.
+type Work string
+
+// The kinds of work.
+const (
+	WorkNone     Work = ""
+	WorkRegister Work = "register" // write the spec to the sale's row
+	WorkDrain    Work = "drain"    // the same, and no new holds ever
+	WorkLoad     Work = "load"     // insert missing unit rows
+	WorkClose    Work = "close"    // close the sale for good
+	WorkAudit    Work = "audit"    // prove the invariants
+	WorkPurge    Work = "purge"    // delete the sale's rows
+)
+
+// Decision is what a sale needs now.
+type Decision struct {
+	Phase      sales.Phase
+	Conditions []metav1.Condition // without times and generation
+	Message    string
+	Work       Work
+	Run        bool          // pods and sweeper are wanted; else they are to go
+	Finish     bool          // the finalizer can go
+	Wake       time.Duration // look again after this; zero: only when something changes
+}
+
+// The times between two looks.
+const (
+	wakeLive   = time.Second     // counts in the status are at most 2 s old
+	wakeFault  = 5 * time.Second // faults go away without an event
+	wakeAtMost = 10 * time.Minute
+	// patience is how long the deletion of an object waits for an unreachable database before it goes on without.
+	patience = 30 * time.Second
+)
+
+// sale is one decision in the making.
+type sale struct {
+	spec sales.FlashSaleSpec
+	seen Observed
+	now  time.Time
+}
+
+// Decide says what the sale needs. now is the database's time when it is reachable, else the controller's: what must not
+// depend on a wrong clock is only decided with the database.
+func Decide(spec sales.FlashSaleSpec, seen Observed, now time.Time) Decision {
+	s := sale{spec, seen, now}
+	for _, rule := range rules {
+		if d, hit := rule.decide(s); hit {
+			d.Conditions = s.conditions(d)
+			return d
+		}
+	}
+	panic("unreachable: the last rule always holds")
+}
+
+// rules are tried in their order; the first that holds decides.
+var rules = []struct {
+	name   string
+	decide func(sale) (Decision, bool)
+}{
+	{"a sale that is over stays over, and deletes as asked", over},
+	{"a deleted object drains, then goes", deleting},
+	{"without the database, pods keep to the clock", databaseFault},
+	{"an object first seen after its end missed it", missed},
+	{"rows that are gone need a person", tablesLost},
+	{"the spec goes to the database first", registering},
+	{"a closed sale is audited, and shows its result", closed},
+	{"missing units are loaded", loading},
+	{"loaded, it waits without pods until the warm-up", scheduled},
+	{"every unit sold, or the window over: it closes when no hold is live", closing},
+	{"pods run from the warm-up on", running},
+}
+
+func over(s sale) (Decision, bool) {
+	if s.seen.Previous.Phase != sales.PhaseClosed {
+		return Decision{}, false
+	}
+	d := Decision{Phase: sales.PhaseClosed, Message: s.seen.Previous.Message}
+	if s.deleted() {
+		d.Work, d.Wake, d.Finish = s.leave()
+	}
+	return d, true
+}
+
+func deleting(s sale) (Decision, bool) {
+	if !s.deleted() {
+		return Decision{}, false
+	}
+	d := Decision{Phase: sales.PhaseDraining}
+	switch {
+	case s.seen.ForceDelete:
+		d.Finish, d.Message = true, "deleted without waiting, as the annotation asks"
+	case s.seen.Fault == nil && s.seen.Sale == nil:
+		d.Finish, d.Message = true, "nothing was loaded"
+	case s.seen.Fault != nil:
+		d.Message = "waiting for the database to drain live holds: " + s.seen.Fault.Message
+		d.Run, d.Wake = s.seen.Reservers.Desired > 0, wakeFault
+		_, _, gone := s.leave()
+		waited := s.seen.Fault.Person || s.seen.Previous.Inventory == nil || s.now.Sub(s.seen.DeletedAt) >= patience
+		d.Finish = gone && waited
+		if !gone {
+			d.Message = fmt.Sprintf("the sale's rows cannot be deleted: %s. Mend it, set deletionPolicy to Retain, or set the annotation %s to \"true\"",
+				s.seen.Fault.Message, sales.AnnotationForceDelete)
+		}
+	case !s.seen.Sale.Draining && s.seen.Sale.ClosedAt.IsZero():
+		d.Work, d.Run, d.Message = WorkDrain, s.seen.Reservers.Desired > 0, "closing the gate"
+	case s.seen.Sale.Held > 0:
+		d.Run, d.Wake = true, wakeLive
+		d.Message = fmt.Sprintf("the object is being deleted; %d units are held and may be paid until %s",
+			s.seen.Sale.Held, s.seen.Sale.NextLapse.Format(time.RFC3339))
+	default:
+		d.Message = "drained"
+		d.Work, d.Wake, d.Finish = s.leave()
+	}
+	return d, true
+}
+
+// leave says how a drained sale goes: with its rows (Delete) or without.
+func (s sale) leave() (work Work, wake time.Duration, finish bool) {
+	if s.spec.DeletionPolicy != sales.DeletionDelete || s.seen.ForceDelete {
+		return WorkNone, 0, true
+	}
+	if s.seen.Fault != nil {
+		return WorkNone, wakeFault, false
+	}
+	if s.seen.Sale != nil {
+		return WorkPurge, 0, false
+	}
+	return WorkNone, 0, true
+}
+
+func databaseFault(s sale) (Decision, bool) {
+	if s.seen.Fault == nil {
+		return Decision{}, false
+	}
+	d := Decision{Phase: s.seen.Previous.Phase, Message: s.seen.Fault.Message, Wake: wakeFault}
+	if d.Phase == "" {
+		d.Phase = sales.PhasePending
+	}
+	// Pods are made in time even when only the controller cannot reach the database. The clock may be wrong by minutes:
+	// it opens and closes nothing, and pods are taken away only with the database's word.
+	inventory := s.seen.Previous.Inventory
+	loaded := inventory != nil && inventory.Loaded >= int64(s.spec.Units)
+	d.Run = s.seen.Reservers.Desired > 0 || loaded && !s.now.Before(s.warmAt())
+	return d, true
+}
+
+func missed(s sale) (Decision, bool) {
+	loaded := s.seen.Sale != nil && (s.seen.Sale.Loaded > 0 || !s.seen.Sale.ClosedAt.IsZero())
+	if s.spec.EndTime == nil || s.now.Before(s.spec.EndTime.Time) || loaded || s.loadedBefore() {
+		return Decision{}, false
+	}
+	return Decision{Phase: sales.PhaseClosed, Message: "the end had passed when the object was first seen: nothing was loaded"}, true
+}
+
+func tablesLost(s sale) (Decision, bool) {
+	if s.seen.Sale != nil || !s.loadedBefore() {
+		return Decision{}, false
+	}
+	return Decision{Phase: sales.PhaseFailed, Wake: wakeFault, Run: s.seen.Reservers.Desired > 0,
+		Message: "the sale's rows are gone from the database: restore them, or delete the object and create it again"}, true
+}
+
+func registering(s sale) (Decision, bool) {
+	if s.seen.Sale != nil && s.seen.Sale.Generation >= s.seen.Generation {
+		return Decision{}, false
+	}
+	phase := s.seen.Previous.Phase
+	if phase == "" {
+		phase = sales.PhasePending
+	}
+	return Decision{Phase: phase, Work: WorkRegister, Run: s.seen.Reservers.Desired > 0, Message: "writing the spec to the database"}, true
+}
+
+func closed(s sale) (Decision, bool) {
+	sale := s.seen.Sale
+	if sale.ClosedAt.IsZero() {
+		return Decision{}, false
+	}
+	d := Decision{Phase: s.seen.Previous.Phase}
+	switch {
+	case s.seen.Audit == nil:
+		d.Work, d.Run, d.Message = WorkAudit, s.seen.Reservers.Desired > 0, "proving the invariants"
+	case !s.seen.Audit.OK:
+		d.Phase, d.Wake = sales.PhaseFailed, wakeAtMost
+		d.Message = fmt.Sprintf("the final audit found %d checks broken: run \"reserver audit --sale-id %s\" to see the rows", len(s.seen.Audit.Failed()), sale.ID)
+	default:
+		d.Phase = sales.PhaseClosed
+		d.Message = fmt.Sprintf("%s: %d of %d units sold; the audit passed", s.closedReason(), sale.Sold, sale.Units)
+	}
+	return d, true
+}
+
+func loading(s sale) (Decision, bool) {
+	sale := s.seen.Sale
+	if sale.Loaded >= sale.Units || s.over() {
+		return Decision{}, false
+	}
+	d := Decision{Phase: sales.PhaseLoading, Work: WorkLoad, Run: s.warm(),
+		Message: fmt.Sprintf("%d of %d units loaded", sale.Loaded, sale.Units)}
+	if !sale.LoadedAt.IsZero() && s.warm() { // more units for a sale that runs
+		d.Phase = s.runningPhase()
+	}
+	return d, true
+}
+
+func scheduled(s sale) (Decision, bool) {
+	if s.warm() {
+		return Decision{}, false
+	}
+	return Decision{Phase: sales.PhaseScheduled, Wake: min(s.warmAt().Sub(s.now), wakeAtMost),
+		Message: fmt.Sprintf("%d units loaded; opens at %s", s.seen.Sale.Loaded, s.spec.StartTime.UTC().Format(time.RFC3339))}, true
+}
+
+func closing(s sale) (Decision, bool) {
+	sale := s.seen.Sale
+	soldOut := sale.Loaded == sale.Units && sale.Sold == sale.Units
+	switch {
+	case !soldOut && !s.over():
+		return Decision{}, false
+	case sale.Held > 0:
+		return Decision{Phase: sales.PhaseDraining, Run: true, Wake: wakeLive,
+			Message: fmt.Sprintf("the window is over; %d units are held and may be paid until %s", sale.Held, sale.NextLapse.Format(time.RFC3339))}, true
+	}
+	return Decision{Phase: s.runningPhase(), Work: WorkClose, Run: s.seen.Reservers.Desired > 0, Message: "closing"}, true
+}
+
+func running(s sale) (Decision, bool) {
+	sale := s.seen.Sale
+	d := Decision{Phase: s.runningPhase(), Run: true, Wake: wakeLive}
+	switch d.Phase {
+	case sales.PhaseWarming:
+		d.Message = fmt.Sprintf("%d of %d reservation pods ready; opens at %s", s.seen.Reservers.Ready, s.spec.Reserver.Replicas, s.spec.StartTime.UTC().Format(time.RFC3339))
+		d.Wake = min(max(s.spec.StartTime.Sub(s.now), time.Millisecond), wakeLive)
+	case sales.PhaseSuspended:
+		d.Message = fmt.Sprintf("suspended; %d units are held and can be paid", sale.Held)
+	default:
+		d.Message = fmt.Sprintf("%d available, %d held, %d sold", sale.Available, sale.Held, sale.Sold)
+	}
+	return d, true
+}
+
+func (s sale) deleted() bool { return !s.seen.DeletedAt.IsZero() }
+
+func (s sale) loadedBefore() bool {
+	return s.seen.Previous.Inventory != nil && s.seen.Previous.Inventory.Loaded > 0
+}
+
+// over says that the window has ended.
+func (s sale) over() bool { return s.spec.EndTime != nil && !s.now.Before(s.spec.EndTime.Time) }
+
+func (s sale) warmAt() time.Time {
+	return s.spec.StartTime.Add(-s.spec.Reserver.Warmup.Duration)
+}
+
+func (s sale) warm() bool { return !s.now.Before(s.warmAt()) }
+
+func (s sale) runningPhase() sales.Phase {
+	switch {
+	case s.over():
+		return sales.PhaseDraining
+	case s.spec.Suspend:
+		return sales.PhaseSuspended
+	case s.now.Before(s.spec.StartTime.Time):
+		return sales.PhaseWarming
+	}
+	return sales.PhaseLive
+}
+
+func (s sale) closedReason() string {
+	if s.seen.Sale != nil && s.seen.Sale.Sold == s.seen.Sale.Units {
+		return sales.ReasonSoldOut
+	}
+	return sales.ReasonEnded
+}

@@ -1,0 +1,86 @@
+package controllers
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	sales "flashsale.dev/operator/api/v1alpha1"
+	"flashsale.dev/operator/controllers/plan"
+	"flashsale.dev/operator/reserver/inventory"
+)
+
+// loadFor is how long one pass loads, before it shows its progress and lets other sales have a turn.
+const loadFor = 2 * time.Second
+
+// work does one step in the database. It says whether to look again: not after a fault, which s.seen then holds.
+func (s *scope) work(ctx context.Context) bool {
+	began := time.Now()
+	err := s.step(ctx)
+	logger := log.FromContext(ctx).WithValues("work", s.decision.Work, "seconds", time.Since(began).Seconds())
+	switch {
+	case errors.Is(err, inventory.ErrLiveHolds): // a buyer came between the look and the close
+		return true
+	case err != nil:
+		logger.Info("could not do the database's part", "error", err.Error())
+		s.seen.Fault, s.seen.Sale = faultOf(err), nil
+		s.database.doubt()
+		return false
+	}
+	logger.Info("did the database's part", "message", s.decision.Message)
+	return true
+}
+
+func (s *scope) step(ctx context.Context) error {
+	id := saleID(s.sale)
+	switch s.decision.Work {
+	case plan.WorkRegister, plan.WorkDrain:
+		return s.database.Register(ctx, s.inventorySale(s.decision.Work == plan.WorkDrain))
+	case plan.WorkLoad:
+		ctx, cancel := context.WithTimeout(ctx, loadFor)
+		defer cancel()
+		_, err := s.database.Load(ctx, id, nil)
+		if ctx.Err() != nil {
+			return nil // the time of this pass is over; what was loaded stays
+		}
+		return err
+	case plan.WorkClose:
+		return s.database.CloseSale(ctx, id)
+	case plan.WorkAudit:
+		var err error
+		s.seen.Audit, err = s.database.Audit(ctx, id)
+		return err
+	case plan.WorkPurge:
+		return s.database.Purge(ctx, id)
+	}
+	return nil
+}
+
+// inventorySale is the spec as the reservation pods obey it.
+func (s *scope) inventorySale(draining bool) inventory.Sale {
+	spec := s.sale.Spec
+	sale := inventory.Sale{
+		ID:          saleID(s.sale),
+		Name:        client.ObjectKeyFromObject(s.sale).String(),
+		SKU:         spec.SKU,
+		Units:       int64(spec.Units),
+		StartsAt:    spec.StartTime.Time,
+		HoldTTL:     spec.HoldTTL.Duration,
+		MaxPerBuyer: int(spec.MaxPerBuyer),
+		Suspended:   spec.Suspend,
+		Draining:    draining,
+		Generation:  s.sale.Generation,
+	}
+	if spec.EndTime != nil {
+		sale.EndsAt = spec.EndTime.Time
+	}
+	return sale
+}
+
+// endpoint is the URL of the sale's API within the cluster.
+func endpoint(sale *sales.FlashSale) string {
+	return "http://" + reserverName(sale) + "." + sale.Namespace + ".svc"
+}

@@ -82,6 +82,10 @@ image: build ## Build the image as dist/flashsale.tar, with docker or buildah
 	@install -m 0644 "$$(go env GOROOT)/lib/time/zoneinfo.zip" dist/zoneinfo.zip
 	$(CLUSTER_SH) image Dockerfile . $(IMG) dist/flashsale.tar
 
+.PHONY: print-version
+print-version:
+	@echo $(VERSION)
+
 .PHONY: verify
 verify: generate manifests ## Check that what is generated, and go.mod, are up to date
 	go mod tidy

@@ -122,7 +122,7 @@ up() {
   port=$(cat "$DIR/port")
   # Durability is on by default; named here because every figure and every promise of this project rests on it.
   setsid "${MYSQLD[@]}" "${user[@]}" --datadir="$DIR/data" --socket="$DIR/data/mysql.sock" --pid-file="$DIR/mysqld.pid" \
-    --bind-address="$BIND" --port="$port" --mysqlx=OFF --secure-file-priv= \
+    --bind-address="$BIND" --port="$port" --mysqlx=OFF --secure-file-priv= --skip-name-resolve \
     --innodb-flush-log-at-trx-commit=1 --sync-binlog=1 \
     --innodb-buffer-pool-size=1G --innodb-redo-log-capacity=1G --max-connections=500 \
     </dev/null >>"$DIR/log" 2>&1 8>&- &

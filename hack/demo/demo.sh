@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# The demo: a whole sale on real parts. "demo.sh up [flags of demo run]" runs it, "demo.sh down" removes what it made.
+#
+# With CLUSTER=current it runs on the current kubecontext (kind, minikube, any cluster) and needs DEMO_DSN: a MySQL
+# database that the cluster's pods can reach, as user:password@tcp(host:port)/database.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+version=$(make -s print-version)
+image=${IMG:-flashsale:$version}
+shop=${DEMO_IMG:-flashsale-demo:$version}
+cluster=hack/cluster/cluster.sh
+export FLASHSALE_MYSQL_NAME=demo FLASHSALE_MYSQL_BIND=10.99.0.1 FLASHSALE_MYSQL_PORT=3306
+current=$([[ ${CLUSTER:-} == current ]] && echo yes || true)
+
+say() { echo "demo: $*" >&2; }
+
+parts() {
+  if [[ $current ]]; then
+    [[ -n ${DEMO_DSN:-} ]] || { say "CLUSTER=current needs DEMO_DSN, a MySQL database that pods can reach: user:password@tcp(host:port)/database"; exit 2; }
+    $cluster up
+    echo "$DEMO_DSN" >dist/demo.dsn
+    return
+  fi
+  hack/mysql/mysql.sh provide
+  $cluster up
+  $cluster exec hack/mysql/mysql.sh up >dist/demo.dsn
+}
+
+images() {
+  say "building the images $image and $shop"
+  make -s image IMG="$image"
+  mkdir -p dist/demo
+  CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o dist/demo/demo ./hack/demo
+  $cluster image hack/demo/Dockerfile dist/demo "$shop" dist/demo.tar >/dev/null
+  $cluster load dist/flashsale.tar
+  $cluster load dist/demo.tar
+}
+
+install() {
+  say "installing the operator from config/default"
+  $cluster exec make -s deploy IMG="$image" >/dev/null
+  # The tag stays the same from run to run, so the pod has to be told of a new image.
+  $cluster exec kubectl -n flashsale-system rollout restart deployment/flashsale-manager >/dev/null
+  $cluster exec kubectl -n flashsale-system rollout status deployment/flashsale-manager --timeout=120s >&2
+}
+
+case ${1:-} in
+up)
+  shift
+  mkdir -p dist
+  umask 077 # the DSN's file
+  parts
+  umask 022
+  images
+  install
+  $cluster exec dist/demo/demo run --image "$image" --shop-image "$shop" --dsn-file dist/demo.dsn "$@"
+  ;;
+down)
+  if [[ $current ]]; then
+    kubectl delete --ignore-not-found --timeout=120s -n drops flashsale --all
+    kubectl delete --ignore-not-found namespace drops
+    make -s undeploy
+  else
+    if $cluster status >/dev/null 2>&1; then $cluster exec hack/mysql/mysql.sh down; fi
+    $cluster down
+    rm -rf "${FLASHSALE_STATE:-${XDG_STATE_HOME:-$HOME/.local/state}/flashsale}/mysql-demo"
+  fi
+  rm -f dist/demo.dsn
+  ;;
+*)
+  echo "usage: $0 up [flags of 'demo run'] | down" >&2
+  exit 2
+  ;;
+esac

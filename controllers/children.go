@@ -211,13 +211,9 @@ func (s *scope) reserver() *appsac.DeploymentApplyConfiguration {
 			Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("512Mi")},
 		}
 	}
-	probe := func(path string) *corev1ac.ProbeApplyConfiguration {
-		return corev1ac.Probe().WithHTTPGet(corev1ac.HTTPGetAction().WithPath(path).WithPort(intstr.FromString("admin"))).WithPeriodSeconds(1).WithTimeoutSeconds(2)
-	}
 	container := s.container("serve", *resources).
 		WithArgs("serve", fmt.Sprintf("--listen=:%d", apiPort), fmt.Sprintf("--admin=:%d", adminPort)).
-		WithPorts(corev1ac.ContainerPort().WithName("http").WithContainerPort(apiPort).WithProtocol(corev1.ProtocolTCP)).
-		WithReadinessProbe(probe("/readyz"))
+		WithPorts(corev1ac.ContainerPort().WithName("http").WithContainerPort(apiPort).WithProtocol(corev1.ProtocolTCP))
 	return s.deployment(reserverName(s.sale), "reserver", s.sale.Spec.Reserver.Replicas, container)
 }
 
@@ -241,13 +237,17 @@ func (s *scope) container(name string, resources corev1.ResourceRequirements) *c
 		WithEnv(corev1ac.EnvVar().WithName("FLASHSALE_SALE_ID").WithValue(string(s.sale.UID)),
 			corev1ac.EnvVar().WithName("FLASHSALE_DATABASE").WithValue(secretPath)).
 		WithPorts(corev1ac.ContainerPort().WithName("admin").WithContainerPort(adminPort).WithProtocol(corev1.ProtocolTCP)).
-		WithLivenessProbe(corev1ac.Probe().WithHTTPGet(corev1ac.HTTPGetAction().WithPath("/healthz").WithPort(intstr.FromString("admin"))).
-			WithPeriodSeconds(10).WithTimeoutSeconds(5).WithFailureThreshold(6)).
+		WithReadinessProbe(probe("/readyz").WithPeriodSeconds(1).WithTimeoutSeconds(2)).
+		WithLivenessProbe(probe("/healthz").WithPeriodSeconds(10).WithTimeoutSeconds(5).WithFailureThreshold(6)).
 		WithResources(corev1ac.ResourceRequirements().WithRequests(resources.Requests).WithLimits(resources.Limits)).
 		WithVolumeMounts(corev1ac.VolumeMount().WithName("database").WithMountPath(secretPath).WithReadOnly(true)).
 		WithSecurityContext(corev1ac.SecurityContext().
 			WithAllowPrivilegeEscalation(false).WithReadOnlyRootFilesystem(true).
 			WithCapabilities(corev1ac.Capabilities().WithDrop("ALL")))
+}
+
+func probe(path string) *corev1ac.ProbeApplyConfiguration {
+	return corev1ac.Probe().WithHTTPGet(corev1ac.HTTPGetAction().WithPath(path).WithPort(intstr.FromString("admin")))
 }
 
 func (s *scope) deployment(name, component string, replicas int32, container *corev1ac.ContainerApplyConfiguration) *appsac.DeploymentApplyConfiguration {

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -22,7 +21,6 @@ import (
 	"github.com/peterbourgon/ff/v3"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"flashsale.dev/operator/reserver/httpapi"
 	"flashsale.dev/operator/reserver/inventory"
@@ -41,34 +39,35 @@ The database's credentials come from files only. "reserver COMMAND --help" lists
 exit codes: 0 well, 1 an invariant is broken (audit) or the command failed, 2 wrong usage
 `
 
-func main() {
-	if len(os.Args) < 2 {
-		fmt.Fprint(os.Stderr, usage)
-		os.Exit(2)
-	}
+func main() { os.Exit(run(os.Args[1:])) }
+
+func run(args []string) (exitCode int) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
+	if len(args) == 0 {
+		fmt.Fprint(os.Stderr, usage)
+		return 2
+	}
 	commands := map[string]func(context.Context, []string) error{"serve": serve, "sweep": sweep, "audit": audit}
-	run, ok := commands[os.Args[1]]
+	command, known := commands[args[0]]
 	switch {
-	case os.Args[1] == "--help" || os.Args[1] == "-h" || os.Args[1] == "help":
+	case args[0] == "--help" || args[0] == "-h" || args[0] == "help":
 		fmt.Print(usage)
-		return
-	case !ok:
-		fmt.Fprintf(os.Stderr, "reserver: unknown command %q\n\n%s", os.Args[1], usage)
-		os.Exit(2)
+		return 0
+	case !known:
+		fmt.Fprintf(os.Stderr, "reserver: unknown command %q\n\n%s", args[0], usage)
+		return 2
 	}
-	err := run(ctx, os.Args[2:])
+	err := command(ctx, args[1:])
+	if err == nil || errors.Is(err, flag.ErrHelp) {
+		return 0
+	}
+	fmt.Fprintf(os.Stderr, "reserver %s: %v\n", args[0], err)
 	var wrong usageError
-	switch {
-	case err == nil || errors.Is(err, flag.ErrHelp):
-	case errors.As(err, &wrong):
-		fmt.Fprintf(os.Stderr, "reserver %s: %v\n", os.Args[1], err)
-		os.Exit(2)
-	default:
-		fmt.Fprintf(os.Stderr, "reserver %s: %v\n", os.Args[1], err)
-		os.Exit(1)
+	if errors.As(err, &wrong) {
+		return 2
 	}
+	return 1
 }
 
 type usageError string
@@ -120,29 +119,33 @@ func (c *common) open(maxConns int) (*inventory.Store, error) {
 	return inventory.Open(options)
 }
 
-// setUp checks the database until it is fit for the sale. Faults are waited out: a pod that ended instead would be
-// restarted ever more slowly, and come late when the database is back.
-func setUp(ctx context.Context, store *inventory.Store, log *slog.Logger) error {
+// connect opens the database once it is fit for the sale; it returns nil when the context ends before. Faults are waited
+// out, and the Secret is read again each time: a pod that ended instead would be restarted ever more slowly, and come
+// late when the database is back.
+func (c *common) connect(ctx context.Context, maxConns int) *inventory.Store {
 	last := ""
 	for {
-		err := store.Check(ctx)
+		store, err := c.open(maxConns)
 		if err == nil {
-			err = store.Probe(ctx)
-		}
-		if err == nil {
-			return nil
+			if err = store.Check(ctx); err == nil {
+				err = store.Probe(ctx)
+			}
+			if err == nil {
+				return store
+			}
+			_ = store.Close()
 		}
 		if ctx.Err() != nil {
-			return ctx.Err()
+			return nil
 		}
 		if err.Error() != last {
 			last = err.Error()
-			log.Error("the database is not fit for use, will keep trying", "error", err)
+			c.log.Error("the database is not fit for use, will keep trying", "error", err)
 		}
 		select {
 		case <-time.After(time.Second):
 		case <-ctx.Done():
-			return ctx.Err()
+			return nil
 		}
 	}
 }
@@ -160,22 +163,20 @@ func serve(ctx context.Context, args []string) error {
 	if err := c.parse(args, true); err != nil {
 		return err
 	}
-	store, err := c.open(*maxConns)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = store.Close() }()
 	registry := newRegistry()
-	api := httpapi.New(store, c.sale, *pod, registry, c.log)
-
-	stopAdmin, err := listenAndServe(*admin, api.AdminHandler(), c.log)
+	health := &httpapi.Admin{Registry: registry}
+	stopAdmin, err := listenAndServe(*admin, health, c.log)
 	if err != nil {
 		return err
 	}
 	defer stopAdmin(context.Background())
-	if err := setUp(ctx, store, c.log); err != nil {
-		return nil // stopped before it began
+	store := c.connect(ctx, *maxConns)
+	if store == nil {
+		return nil
 	}
+	defer func() { _ = store.Close() }()
+	api := httpapi.New(store, c.sale, *pod, registry, c.log)
+	health.SetReady(api.Ready)
 	running, stopRunning := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { api.Run(running) })
@@ -230,7 +231,7 @@ func listenAndServe(address string, handler http.Handler, log *slog.Logger) (sto
 func sweep(ctx context.Context, args []string) error {
 	c := newCommon("sweep")
 	var (
-		admin    = c.flags.String("admin", ":9090", "address of /healthz and /metrics")
+		admin    = c.flags.String("admin", ":9090", "address of /healthz, /readyz and /metrics")
 		name     = c.flags.String("pod", hostname(), "name of this process, unique within the sale")
 		interval = c.flags.Duration("interval", time.Second, "time between two looks for expired holds")
 		batch    = c.flags.Int("batch-size", 500, "holds that one transaction takes back")
@@ -241,25 +242,21 @@ func sweep(ctx context.Context, args []string) error {
 	if *interval <= 0 || *batch < 1 || *batch > 5000 {
 		return usageError("--interval must be positive and --batch-size between 1 and 5000")
 	}
-	store, err := c.open(2)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = store.Close() }()
 	registry := newRegistry()
 	swept := prometheus.NewCounter(prometheus.CounterOpts{Name: "flashsale_swept_holds_total", Help: "Expired holds taken back."})
 	registry.MustRegister(swept)
-	mux := http.NewServeMux()
-	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
-	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	stopAdmin, err := listenAndServe(*admin, mux, c.log)
+	health := &httpapi.Admin{Registry: registry}
+	stopAdmin, err := listenAndServe(*admin, health, c.log)
 	if err != nil {
 		return err
 	}
 	defer stopAdmin(context.Background())
-	if err := setUp(ctx, store, c.log); err != nil {
+	store := c.connect(ctx, 2)
+	if store == nil {
 		return nil
 	}
+	defer func() { _ = store.Close() }()
+	health.SetReady(func() error { return nil })
 	c.log.Info("sweeping", "sale", c.sale, "interval", interval.String())
 	ticker := time.NewTicker(*interval)
 	defer ticker.Stop()

@@ -145,7 +145,9 @@ func deleting(s sale) (Decision, bool) {
 		d.Run, d.Wake = s.seen.Reservers.Desired > 0, wakeFault
 		_, _, gone := s.leave()
 		waited := s.seen.Fault.Person || s.seen.Previous.Inventory == nil || s.now.Sub(s.seen.DeletedAt) >= patience
-		d.Finish = gone && waited
+		if d.Finish = gone && waited; d.Finish {
+			d.Run = false
+		}
 		if !gone {
 			d.Message = fmt.Sprintf("the sale's rows cannot be deleted: %s. Mend it, set deletionPolicy to Retain, or set the annotation %s to \"true\"",
 				s.seen.Fault.Message, sales.AnnotationForceDelete)

@@ -10,16 +10,19 @@ import (
 	"syscall"
 )
 
-func main() {
+func main() { os.Exit(command(os.Args[1:])) }
+
+func command(args []string) (exitCode int) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	commands := map[string]func(context.Context, []string) error{"run": run, "shop": shop}
-	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
+	if len(args) == 0 || commands[args[0]] == nil {
 		fmt.Fprintln(os.Stderr, "usage: demo run | shop [flags]; --help lists the flags")
-		os.Exit(2)
+		return 2
 	}
-	if err := commands[os.Args[1]](ctx, os.Args[2:]); err != nil {
+	if err := commands[args[0]](ctx, args[1:]); err != nil {
 		fmt.Fprintf(os.Stderr, "demo: %v\n", err)
-		os.Exit(1)
+		return 1
 	}
+	return 0
 }

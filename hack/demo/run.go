@@ -13,7 +13,6 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
-	"text/tabwriter"
 	"text/template"
 	"time"
 )
@@ -318,17 +317,15 @@ func (d *demo) watch(ctx context.Context) error {
 }
 
 func (d *demo) table(r report) {
-	var table bytes.Buffer
-	w := tabwriter.NewWriter(&table, 0, 0, 3, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "answer\tcount\tp50 ms\tp99 ms\tmax ms\t")
+	var table strings.Builder
+	table.WriteString("  answer     count   p50 ms   p99 ms   max ms\n")
 	for _, a := range r.Answers {
 		if a.Count == 0 {
-			fmt.Fprintf(w, "%s\t0\t-\t-\t-\t\n", a.Kind)
+			fmt.Fprintf(&table, "  %-8s %7d        -        -        -\n", a.Kind, 0)
 			continue
 		}
-		fmt.Fprintf(w, "%s\t%d\t%.1f\t%.1f\t%.1f\t\n", a.Kind, a.Count, a.P50, a.P99, a.Max)
+		fmt.Fprintf(&table, "  %-8s %7d %8.1f %8.1f %8.1f\n", a.Kind, a.Count, a.P50, a.P99, a.Max)
 	}
-	_ = w.Flush()
 	d.print("%s%.0f answers/s; the first reservation was granted %.1f ms after the start, by the database's clock\n", table.String(),
 		float64(d.clicks)/r.Seconds, r.SkewMS)
 }
@@ -361,7 +358,7 @@ func (d *demo) say(format string, args ...any) {
 func (d *demo) print(format string, args ...any) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	fmt.Fprintf(d.out, format, args...)
+	_, _ = fmt.Fprintf(d.out, format, args...)
 }
 
 // get gives a field of the sale, or nothing.

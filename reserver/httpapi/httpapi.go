@@ -14,7 +14,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"flashsale.dev/operator/reserver/admission"
 	"flashsale.dev/operator/reserver/inventory"
@@ -26,7 +25,7 @@ const (
 	confirmRows = 8                // tally rows that confirmations and releases of a pod spread over
 )
 
-// Server serves one sale. Make it with New, keep Run running, and serve Handler and AdminHandler.
+// Server serves one sale. Make it with New, keep Run running, and serve Handler.
 type Server struct {
 	store  *inventory.Store
 	sale   uuid.UUID
@@ -127,21 +126,6 @@ func (s *Server) Ready() error {
 
 // BeginShutdown makes the pod unready; it still answers.
 func (s *Server) BeginShutdown() { s.ending.Store(true) }
-
-// AdminHandler serves /healthz, /readyz and /metrics, for the cluster only.
-func (s *Server) AdminHandler() http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
-	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if err := s.Ready(); err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
-		}
-		_, _ = w.Write([]byte("ok\n"))
-	})
-	mux.Handle("/metrics", promhttp.HandlerFor(s.registry, promhttp.HandlerOpts{}))
-	return mux
-}
 
 // call answers one request, and names the outcome for the metrics.
 type call func(w http.ResponseWriter, r *http.Request) (outcome string)

@@ -71,7 +71,7 @@ func (s *Store) Claim(ctx context.Context, sale uuid.UUID, line *Line, requests 
 		pending[i] = i
 	}
 	giveUp := time.Now().Add(claimPatience)
-	conflicts := 0
+	conflicts, rounds := 0, 0
 	for {
 		batch := make([]Request, len(pending))
 		for i, p := range pending {
@@ -83,8 +83,8 @@ func (s *Store) Claim(ctx context.Context, sale uuid.UUID, line *Line, requests 
 		case err == nil:
 		case Classify(err) == Conflict && conflicts < 10:
 			conflicts++
-			if err := pause(ctx, conflicts); err != nil {
-				return nil, nil, err
+			if !pause(ctx, conflicts) {
+				return nil, nil, ctx.Err()
 			}
 			continue
 		default:
@@ -112,23 +112,23 @@ func (s *Store) Claim(ctx context.Context, sale uuid.UUID, line *Line, requests 
 				return nil, nil, err
 			}
 		}
-		conflicts++
-		if err := pause(ctx, min(conflicts, 4)); err != nil {
-			return results, c.snapshot, nil
+		rounds++
+		if !pause(ctx, min(rounds, 4)) {
+			return results, c.snapshot, nil // Busy, for those without units
 		}
 	}
 }
 
-// pause waits a few milliseconds with jitter, longer with each round.
-func pause(ctx context.Context, round int) error {
+// pause waits a few milliseconds with jitter, longer with each round; false if the context ends first.
+func pause(ctx context.Context, round int) bool {
 	d := time.Duration(round) * time.Millisecond
 	t := time.NewTimer(d + rand.N(2*d))
 	defer t.Stop()
 	select {
 	case <-t.C:
-		return nil
+		return true
 	case <-ctx.Done():
-		return ctx.Err()
+		return false
 	}
 }
 

@@ -68,10 +68,7 @@ func retry(ctx context.Context, f func() error) error {
 		err := f()
 		var commit *CommitError
 		again := err != nil && (Classify(err) == Conflict && round < 10 || errors.As(err, &commit) && round < 3)
-		if !again {
-			return err
-		}
-		if pause(ctx, round) != nil {
+		if !again || !pause(ctx, round) {
 			return err
 		}
 	}

@@ -15,9 +15,6 @@ import (
 // loadBatch is how many unit rows one transaction inserts.
 const loadBatch = 2000
 
-// loadLine is the tally row of the loader: its available count is the number of unit rows inserted.
-const loadLine = "load"
-
 // Register writes the sale's spec, unless a newer generation was written before: a manager that was paused and still
 // believes it leads changes nothing. It waits for claims in flight, so that none is granted under the old spec once it
 // has returned.

@@ -1,0 +1,605 @@
+package controllers
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	sales "flashsale.dev/operator/api/v1alpha1"
+	"flashsale.dev/operator/reserver/inventory"
+	"flashsale.dev/operator/test/testmysql"
+)
+
+func TestASaleRunsFromYAMLToClosed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.manage()
+	sale := w.makeSale("phones", 3, 8*time.Second).Warmup(5 * time.Second).In(w)
+
+	w.waitFor(sale, sales.PhaseScheduled)
+	if sale.Status.Inventory == nil || *sale.Status.Inventory != (sales.InventoryStatus{Loaded: 3, Available: 3}) {
+		t.Errorf("inventory %+v", sale.Status.Inventory)
+	}
+	if n := w.children(); n != 0 {
+		t.Errorf("%d children run while the sale waits", n)
+	}
+	if r := w.claim(sale, "early"); r.Outcome != inventory.OutcomeNotOpen {
+		t.Errorf("before the start: %v", r.Outcome)
+	}
+	w.waitFor(sale, sales.PhaseWarming)
+	if readyReason(sale) != sales.ReasonUnavailable {
+		t.Errorf("Ready has reason %s before the pods are ready", readyReason(sale))
+	}
+	w.beKubelet(sale)
+	w.eventually(sale, "warm", func() bool { return readyReason(sale) == sales.ReasonWarming })
+	if sale.Status.Reservers == nil || sale.Status.Reservers.Summary != "2/2" || sale.Status.Endpoint != "http://phones-reserver."+w.namespace+".svc" {
+		t.Errorf("reservers %+v at %q", sale.Status.Reservers, sale.Status.Endpoint)
+	}
+	w.waitFor(sale, sales.PhaseLive)
+	if sale.Status.OpenedAt == nil || !sale.Status.OpenedAt.Equal(&sale.Spec.StartTime) {
+		t.Errorf("opened at %v, want %v", sale.Status.OpenedAt, sale.Spec.StartTime)
+	}
+	w.buy(sale, "ann")
+	w.claim(sale, "bob")
+	w.eventually(sale, "the counts are shown", func() bool {
+		return *sale.Status.Inventory == sales.InventoryStatus{Loaded: 3, Available: 1, Held: 1, Sold: 1}
+	})
+	if r := w.claim(sale, "bob"); true {
+		if _, err := w.store.Confirm(ctx, saleID(sale), r.Reservation.ID, "test", "pay-bob", time.Time{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.buy(sale, "cat")
+	w.waitFor(sale, sales.PhaseClosed)
+	if readyReason(sale) != sales.ReasonSoldOut || sale.Status.Audit == nil || !sale.Status.Audit.Passed || sale.Status.SoldOutAt == nil || sale.Status.ClosedAt == nil {
+		t.Errorf("closed with %s: %+v", readyReason(sale), sale.Status)
+	}
+	if *sale.Status.Inventory != (sales.InventoryStatus{Loaded: 3, Sold: 3}) || sale.Status.Endpoint != "" {
+		t.Errorf("final status %+v", sale.Status)
+	}
+	testmysql.Eventually(t, "pods and sweeper are gone", func() bool { return w.children() == 0 })
+	testmysql.Audit(t, w.store, saleID(sale))
+	notes := w.events(sale, corev1.EventTypeNormal)
+	for _, phase := range []sales.Phase{sales.PhaseScheduled, sales.PhaseWarming, sales.PhaseLive, sales.PhaseClosed} {
+		if notes[string(phase)] == "" {
+			t.Errorf("no event for phase %s: %v", phase, notes)
+		}
+	}
+	if warnings := w.events(sale, corev1.EventTypeWarning); len(warnings) != 0 {
+		t.Errorf("warnings in a sale that went well: %v", warnings)
+	}
+}
+
+func TestASaleEndsWithUnitsLeft(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.manage()
+	sale := w.makeSale("hats", 3, -time.Second).Ends(6 * time.Second).TTL(8 * time.Second).In(w)
+	w.waitFor(sale, sales.PhaseLive)
+	w.beKubelet(sale)
+	held := w.claim(sale, "ann")
+	w.claim(sale, "bob") // walks away
+	w.waitFor(sale, sales.PhaseDraining)
+	if r := w.claim(sale, "cat"); r.Outcome != inventory.OutcomeClosed {
+		t.Errorf("after the end: %v", r.Outcome)
+	}
+	if _, err := w.store.Confirm(ctx, saleID(sale), held.Reservation.ID, "test", "pay", time.Time{}); err != nil {
+		t.Errorf("a hold from before the end cannot be paid: %v", err)
+	}
+	testmysql.Eventually(t, "bob's hold is swept", func() bool {
+		n, err := w.store.Sweep(ctx, saleID(sale), "test", 10)
+		return err == nil && n == 1
+	})
+	w.waitFor(sale, sales.PhaseClosed)
+	if readyReason(sale) != sales.ReasonEnded || *sale.Status.Inventory != (sales.InventoryStatus{Loaded: 3, Available: 2, Sold: 1}) {
+		t.Errorf("closed with %s, %+v", readyReason(sale), sale.Status.Inventory)
+	}
+	testmysql.Audit(t, w.store, saleID(sale))
+}
+
+func TestAnObjectAppliedAfterItsEndMissedIt(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.manage()
+	sale := w.makeSale("late", 3, -time.Hour).Ends(-time.Minute).In(w)
+	w.waitFor(sale, sales.PhaseClosed)
+	if readyReason(sale) != sales.ReasonMissed || w.children() != 0 {
+		t.Errorf("closed with %s and %d children", readyReason(sale), w.children())
+	}
+	if _, err := w.store.Snapshot(ctx, saleID(sale)); err == nil {
+		t.Error("something was loaded")
+	}
+}
+
+func TestSuspendAndResume(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.manage()
+	sale := w.makeSale("socks", 3, -time.Second).In(w)
+	w.waitFor(sale, sales.PhaseLive)
+	w.beKubelet(sale)
+	held := w.claim(sale, "ann")
+	w.patch(sale, func() { sale.Spec.Suspend = true })
+	w.waitFor(sale, sales.PhaseSuspended)
+	if r := w.claim(sale, "bob"); r.Outcome != inventory.OutcomeSuspended {
+		t.Errorf("while suspended: %v", r.Outcome)
+	}
+	if _, err := w.store.Confirm(ctx, saleID(sale), held.Reservation.ID, "test", "pay", time.Time{}); err != nil {
+		t.Errorf("while suspended, a hold cannot be paid: %v", err)
+	}
+	w.patch(sale, func() { sale.Spec.Suspend = false })
+	w.waitFor(sale, sales.PhaseLive)
+	w.buy(sale, "bob")
+}
+
+func TestUnitsMayGrowWhileLive(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.manage()
+	sale := w.makeSale("mugs", 1, -time.Second).In(w)
+	w.waitFor(sale, sales.PhaseLive)
+	w.claim(sale, "ann")
+	w.patch(sale, func() { sale.Spec.Units = 3 })
+	w.eventually(sale, "three are loaded", func() bool { return sale.Status.Inventory.Loaded == 3 && sale.Status.Inventory.Available == 2 })
+	w.buy(sale, "bob")
+	testmysql.Audit(t, w.store, saleID(sale))
+}
+
+// proxy is a TCP relay in front of the database, which a test can cut.
+type proxy struct {
+	listener net.Listener
+	target   string
+	mu       sync.Mutex
+	down     bool
+	conns    []net.Conn
+}
+
+func newProxy(t *testing.T, target string) *proxy {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &proxy{listener: listener, target: target}
+	t.Cleanup(func() { _ = listener.Close(); p.cut(true) })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			p.relay(conn)
+		}
+	}()
+	return p
+}
+
+func (p *proxy) relay(conn net.Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.down {
+		_ = conn.Close()
+		return
+	}
+	server, err := net.Dial("tcp", p.target)
+	if err != nil {
+		_ = conn.Close()
+		return
+	}
+	p.conns = append(p.conns, conn, server)
+	copyTo := func(to, from net.Conn) { _, _ = io.Copy(to, from); _ = to.Close() }
+	go copyTo(conn, server)
+	go copyTo(server, conn)
+}
+
+func (p *proxy) cut(down bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.down = down
+	if down {
+		for _, c := range p.conns {
+			_ = c.Close()
+		}
+		p.conns = nil
+	}
+}
+
+// What is wrong is said in a condition and an event, and goes away when it is mended, without a restart.
+func TestDatabaseFaultsAreNamedAndMended(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name   string
+		secret func(w *world) map[string]string // nil: no Secret
+		reason string
+		stuck  bool // a person must act
+	}{
+		{"no Secret", nil, sales.ReasonSecretNotFound, true},
+		{"Secret without the key", func(*world) map[string]string { return map[string]string{"url": "x"} }, sales.ReasonSecretInvalid, true},
+		{"half of the binding's keys", func(*world) map[string]string { return map[string]string{"host": "x", "username": "y"} }, sales.ReasonSecretInvalid, true},
+		{"not a DSN", func(*world) map[string]string { return map[string]string{"dsn": "postgres://u:topsecret@h/db"} }, inventory.ReasonInvalidDSN, true},
+		{"nobody listens", func(*world) map[string]string { return map[string]string{"dsn": "root:topsecret@tcp(127.0.0.1:1)/db"} }, inventory.ReasonUnreachable, false},
+		{"wrong password", func(w *world) map[string]string {
+			return map[string]string{"dsn": strings.Replace(w.dsn, "root@", "root:topsecret@", 1)}
+		}, inventory.ReasonAccessDenied, true},
+		{"unknown database", func(w *world) map[string]string { return map[string]string{"dsn": w.dsn + "_missing"} }, inventory.ReasonUnknownDatabase, true},
+		{"no permission to create tables", func(w *world) map[string]string {
+			user := "u" + strings.ReplaceAll(w.namespace, "-", "")
+			admin := testmysql.Admin(w.t)
+			for _, q := range []string{"CREATE USER " + user + " IDENTIFIED BY 'topsecret'", "GRANT SELECT ON *.* TO " + user} {
+				if _, err := admin.ExecContext(ctx, q); err != nil {
+					w.t.Fatal(err)
+				}
+			}
+			w.t.Cleanup(func() { _, _ = admin.ExecContext(ctx, "DROP USER "+user) })
+			return map[string]string{"dsn": strings.Replace(w.dsn, "root@", user+":topsecret@", 1)}
+		}, inventory.ReasonPermissionDenied, true},
+		{"another server's port", func(w *world) map[string]string {
+			address := strings.TrimPrefix(cfg.Host, "https://") // the API server: it speaks, but not MySQL
+			return map[string]string{"dsn": "root:topsecret@tcp(" + strings.TrimSuffix(address, "/") + ")/db?timeout=2s&readTimeout=2s"}
+		}, "", false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			if tt.secret != nil {
+				w.secret(tt.secret(w))
+			} else if err := k8s.Delete(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "sales-db", Namespace: w.namespace}}); err != nil {
+				t.Fatal(err)
+			}
+			w.manage()
+			sale := w.makeSale("fault", 2, time.Hour).In(w)
+			w.eventually(sale, "the fault is named", func() bool {
+				c := meta.FindStatusCondition(sale.Status.Conditions, sales.ConditionDatabaseReachable)
+				return c != nil && c.Status == metav1.ConditionFalse && (tt.reason == "" || c.Reason == tt.reason)
+			})
+			if stalled := meta.FindStatusCondition(sale.Status.Conditions, sales.ConditionStalled) != nil; tt.reason != "" && stalled != tt.stuck {
+				t.Errorf("stalled is %v, want %v", stalled, tt.stuck)
+			}
+			testmysql.Eventually(t, "an event names the fault", func() bool {
+				notes := w.events(sale, corev1.EventTypeWarning)
+				return notes[tt.reason] != "" || tt.reason == "" && len(notes) > 0
+			})
+			w.secret(map[string]string{"dsn": w.dsn})
+			w.waitFor(sale, sales.PhaseScheduled)
+			if readyReason(sale) != sales.ReasonScheduled {
+				t.Errorf("mended, but Ready has reason %s", readyReason(sale))
+			}
+			if text := fmt.Sprint(sale.Status, w.events(sale, corev1.EventTypeWarning)); strings.Contains(text, "topsecret") {
+				t.Errorf("the password is shown: %s", text)
+			}
+		})
+	}
+}
+
+func TestTheDatabaseGoesAwayAndComesBackWhileLive(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	mysql := testmysql.Config(t)
+	p := newProxy(t, mysql.Addr)
+	w.secret(map[string]string{"dsn": strings.Replace(w.dsn, mysql.Addr, p.listener.Addr().String(), 1)})
+	w.manage()
+	sale := w.makeSale("tents", 2, -time.Second).In(w)
+	w.waitFor(sale, sales.PhaseLive)
+	w.beKubelet(sale)
+	w.claim(sale, "ann")
+	w.eventually(sale, "one is held", func() bool { return sale.Status.Inventory.Held == 1 })
+	p.cut(true)
+	w.eventually(sale, "the fault is shown", func() bool { return readyReason(sale) == inventory.ReasonUnreachable })
+	if sale.Status.Phase != sales.PhaseLive || w.children() != 3 || sale.Status.Inventory.Held != 1 {
+		t.Errorf("phase %s, %d children, inventory %+v: want pods and counts kept", sale.Status.Phase, w.children(), sale.Status.Inventory)
+	}
+	w.buy(sale, "bob") // the pods reach the database; only the controller does not
+	p.cut(false)
+	w.eventually(sale, "the counts are true again", func() bool { return sale.Status.Inventory.Sold == 1 && readyReason(sale) == sales.ReasonLive })
+}
+
+func TestDeletionDrainsLiveHolds(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.manage()
+	sale := w.makeSale("boots", 3, -time.Second).In(w)
+	w.waitFor(sale, sales.PhaseLive)
+	w.beKubelet(sale)
+	held := w.claim(sale, "ann")
+	if err := k8s.Delete(ctx, sale); err != nil {
+		t.Fatal(err)
+	}
+	w.waitFor(sale, sales.PhaseDraining)
+	testmysql.Eventually(t, "the gate is closed", func() bool { return w.claim(sale, "bob").Outcome == inventory.OutcomeClosed })
+	if w.children() != 3 {
+		t.Errorf("%d children while a hold is live, want 3", w.children())
+	}
+	if _, err := w.store.Confirm(ctx, saleID(sale), held.Reservation.ID, "test", "pay", time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	w.gone(sale)
+	if report := testmysql.Audit(t, w.store, saleID(sale)); report.Sold != 1 {
+		t.Errorf("under Retain, the rows are %+v", report.Counts)
+	}
+
+	again := w.makeSale("boots", 2, time.Hour).In(w) // under the same name
+	w.waitFor(again, sales.PhaseScheduled)
+	if *again.Status.Inventory != (sales.InventoryStatus{Loaded: 2, Available: 2}) {
+		t.Errorf("the new sale has %+v", again.Status.Inventory)
+	}
+}
+
+func TestDeletionWithTheRows(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.manage()
+	sale := w.makeSale("gloves", 3, -time.Second).Policy(sales.DeletionDelete).In(w)
+	w.waitFor(sale, sales.PhaseLive)
+	w.buy(sale, "ann")
+	if err := k8s.Delete(ctx, sale); err != nil {
+		t.Fatal(err)
+	}
+	w.gone(sale)
+	if _, err := w.store.Snapshot(ctx, saleID(sale)); err == nil {
+		t.Error("the rows are still there")
+	}
+}
+
+func TestDeletionWithoutTheDatabase(t *testing.T) {
+	t.Parallel()
+	for policy, wantGone := range map[sales.DeletionPolicy]bool{sales.DeletionRetain: true, sales.DeletionDelete: false} {
+		t.Run(string(policy), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.manage()
+			sale := w.makeSale("masks", 3, time.Hour).Policy(policy).In(w)
+			w.waitFor(sale, sales.PhaseScheduled)
+			if err := k8s.Delete(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "sales-db", Namespace: w.namespace}}); err != nil {
+				t.Fatal(err)
+			}
+			w.eventually(sale, "the Secret is missed", func() bool {
+				w.patch(sale, func() { sale.Annotations = map[string]string{"touched": time.Now().String()} })
+				return readyReason(sale) == sales.ReasonSecretNotFound
+			})
+			if err := k8s.Delete(ctx, sale); err != nil {
+				t.Fatal(err)
+			}
+			if !wantGone {
+				w.eventually(sale, "the status says what to do", func() bool { return strings.Contains(sale.Status.Message, sales.AnnotationForceDelete) })
+				w.patch(sale, func() { sale.Annotations = map[string]string{sales.AnnotationForceDelete: "true"} })
+			}
+			w.gone(sale)
+		})
+	}
+}
+
+func TestANameThatIsTakenIsNotOverwritten(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "cups-reserver", Namespace: w.namespace},
+		Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1234}}, Selector: map[string]string{"app": "other"}}}
+	if err := k8s.Create(ctx, service); err != nil {
+		t.Fatal(err)
+	}
+	w.manage()
+	sale := w.makeSale("cups", 1, -time.Second).In(w)
+	w.eventually(sale, "the conflict is named", func() bool { return readyReason(sale) == sales.ReasonNameConflict })
+	if err := k8s.Get(ctx, client.ObjectKeyFromObject(service), service); err != nil || service.Spec.Ports[0].Port != 1234 {
+		t.Errorf("somebody else's Service was changed: %v %+v", err, service.Spec)
+	}
+	if err := k8s.Delete(ctx, service); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually(sale, "the name is free, and taken", func() bool { return readyReason(sale) == sales.ReasonUnavailable && w.children() == 3 })
+}
+
+func TestAnIdleSaleWritesNothing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	kill := w.manage()
+	sale := w.makeSale("idle", 5, 24*time.Hour).In(w)
+	w.waitFor(sale, sales.PhaseScheduled)
+	version := sale.ResourceVersion
+	second := w.makeSale("second", 5, 24*time.Hour).In(w)
+	w.waitFor(second, sales.PhaseScheduled)
+	kill()
+	w.manage() // makes a pass over every object
+	third := w.makeSale("third", 5, 24*time.Hour).In(w)
+	w.waitFor(third, sales.PhaseScheduled)
+	if w.get(sale); sale.ResourceVersion != version {
+		t.Errorf("the object was written: version %s became %s", version, sale.ResourceVersion)
+	}
+}
+
+// The controller was down at the scheduled moment: the sale was missed, or fired in a burst after.
+func TestCaseK02(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	kill := w.manage()
+	sale := w.makeSale("k02", 3, 6*time.Second).In(w)
+	w.waitFor(sale, sales.PhaseWarming)
+	w.beKubelet(sale)
+	kill()
+	start := sale.Spec.StartTime.Time
+	var first inventory.Result
+	testmysql.Eventually(t, "the sale opens by itself", func() bool {
+		first = w.claim(sale, "ann")
+		return first.Outcome == inventory.OutcomeHeld
+	})
+	if first.Reservation.GrantedAt.Before(start) {
+		t.Errorf("granted at %v, before %v", first.Reservation.GrantedAt, start)
+	}
+	if _, err := w.store.Confirm(ctx, saleID(sale), first.Reservation.ID, "test", "pay", time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	w.manage()
+	w.waitFor(sale, sales.PhaseLive)
+	w.eventually(sale, "the truth is reported", func() bool { return *sale.Status.Inventory == sales.InventoryStatus{Loaded: 3, Available: 2, Sold: 1} })
+	if !sale.Status.OpenedAt.Time.Equal(start) {
+		t.Errorf("opened at %v, want the true time %v", sale.Status.OpenedAt, start)
+	}
+	testmysql.Audit(t, w.store, saleID(sale))
+}
+
+// apply creates a sale whose spec has the given fields changed, as YAML would; the API server answers.
+func (w *world) apply(name string, fields map[string]any) error {
+	spec := map[string]any{"sku": "s", "units": int64(5), "startTime": "2026-12-01T04:30:00Z", "database": map[string]any{"secretRef": map[string]any{"name": "sales-db"}}}
+	for k, v := range fields {
+		if v == nil {
+			delete(spec, k)
+			continue
+		}
+		spec[k] = v
+	}
+	u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": sales.GroupVersion.String(), "kind": "FlashSale",
+		"metadata": map[string]any{"name": name, "namespace": w.namespace}, "spec": spec}}
+	return client.WithFieldValidation(k8s, metav1.FieldValidationStrict).Create(ctx, u)
+}
+
+// refused asserts which specs the API server takes, and that it says why not.
+func (w *world) refused(tests map[string]struct {
+	fields map[string]any
+	says   string // "" is accepted
+}) {
+	n := 0
+	for name, tt := range tests {
+		n++
+		err := w.apply(fmt.Sprintf("s%d", n), tt.fields)
+		switch {
+		case tt.says == "" && err != nil:
+			w.t.Errorf("%s: refused: %v", name, err)
+		case tt.says != "" && err == nil:
+			w.t.Errorf("%s: accepted", name)
+		case tt.says != "" && !strings.Contains(err.Error(), tt.says):
+			w.t.Errorf("%s: %v; want it to say %q", name, err, tt.says)
+		}
+	}
+}
+
+type refusals = map[string]struct {
+	fields map[string]any
+	says   string
+}
+
+// A naive time was read in whatever zone the controller ran in.
+func TestCaseK05(t *testing.T) {
+	w := newWorld(t)
+	w.refused(refusals{
+		"without an offset":        {map[string]any{"startTime": "2026-11-27T10:00:00"}, "startTime"},
+		"a date only":              {map[string]any{"startTime": "2026-11-27"}, "startTime"},
+		"an end as a date only":    {map[string]any{"endTime": "2026-12-27"}, "endTime"},
+		"a number":                 {map[string]any{"startTime": int64(1795773600)}, "startTime"},
+		"with Z":                   {map[string]any{"startTime": "2026-11-27T10:00:00Z"}, ""},
+		"with an offset":           {map[string]any{"startTime": "2026-11-27T10:00:00+05:30"}, ""},
+		"with a fraction":          {map[string]any{"startTime": "2026-11-27T10:00:00.25Z"}, ""},
+		"a start in the past":      {map[string]any{"startTime": "2020-01-01T00:00:00Z"}, ""},
+		"an end with an offset":    {map[string]any{"endTime": "2026-12-01T11:00:00+05:30"}, ""},
+		"an impossible date":       {map[string]any{"startTime": "2026-02-30T10:00:00Z"}, "startTime"},
+		"an impossible time":       {map[string]any{"startTime": "2026-02-20T25:00:00Z"}, "startTime"},
+		"a zone by name":           {map[string]any{"startTime": "2026-11-27T10:00:00 Europe/Berlin"}, "startTime"},
+		"an end an hour too early": {map[string]any{"startTime": "2026-12-01T10:00:00+01:00", "endTime": "2026-12-01T09:00:00Z"}, "endTime must be after startTime"},
+	})
+}
+
+// Start equal to end: scaled up, and never down.
+func TestCaseK06(t *testing.T) {
+	w := newWorld(t)
+	w.refused(refusals{
+		"start equals end":                {map[string]any{"endTime": "2026-12-01T04:30:00Z"}, "endTime must be after startTime"},
+		"end before start":                {map[string]any{"endTime": "2026-12-01T04:29:59Z"}, "endTime must be after startTime"},
+		"window shorter than the warm-up": {map[string]any{"endTime": "2026-12-01T04:30:10Z", "reserver": map[string]any{"warmup": "5m"}}, ""},
+	})
+}
+
+func TestSpecBounds(t *testing.T) {
+	w := newWorld(t)
+	w.refused(refusals{
+		"the least there is":       {map[string]any{}, ""},
+		"no units":                 {map[string]any{"units": int64(0)}, "units"},
+		"negative units":           {map[string]any{"units": int64(-5)}, "units"},
+		"a fraction of a unit":     {map[string]any{"units": 1.5}, "units"},
+		"units as text":            {map[string]any{"units": "5"}, "units"},
+		"ten million units":        {map[string]any{"units": int64(10_000_000)}, ""},
+		"one more":                 {map[string]any{"units": int64(10_000_001)}, "units"},
+		"units missing":            {map[string]any{"units": nil}, "units"},
+		"no sku":                   {map[string]any{"sku": ""}, "sku"},
+		"no start":                 {map[string]any{"startTime": nil}, "startTime"},
+		"no database":              {map[string]any{"database": nil}, "database"},
+		"an unknown field":         {map[string]any{"unit": int64(5)}, "unknown field"},
+		"a field that comes later": {map[string]any{"admission": map[string]any{}}, "unknown field"},
+		"a hold of a second":       {map[string]any{"holdTTL": "1s"}, ""},
+		"a hold of a day":          {map[string]any{"holdTTL": "24h"}, ""},
+		"a hold too short":         {map[string]any{"holdTTL": "999ms"}, "holdTTL must be between 1s and 24h"},
+		"a hold too long":          {map[string]any{"holdTTL": "24h1s"}, "holdTTL must be between 1s and 24h"},
+		"a hold that is no time":   {map[string]any{"holdTTL": "ten minutes"}, "holdTTL"},
+		"no unit per buyer":        {map[string]any{"maxPerBuyer": int64(0)}, "maxPerBuyer"},
+		"no pod":                   {map[string]any{"reserver": map[string]any{"replicas": int64(0)}}, "replicas"},
+		"a negative warm-up":       {map[string]any{"reserver": map[string]any{"warmup": "-1s"}}, "warmup must be between 0s and 24h"},
+		"a slow sweeper":           {map[string]any{"sweep": map[string]any{"interval": "5s"}}, "interval must be between 100ms and 1s"},
+		"a policy nobody knows":    {map[string]any{"deletionPolicy": "Keep"}, "deletionPolicy"},
+	})
+	if err := w.apply("Has.Dots", nil); err == nil {
+		t.Error("a name with dots was accepted")
+	}
+	if err := w.apply(strings.Repeat("a", 51), nil); err == nil || !strings.Contains(err.Error(), "at most 50 characters") {
+		t.Errorf("a long name: %v", err)
+	}
+	stored := &sales.FlashSale{}
+	if err := w.apply("defaults", nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := k8s.Get(ctx, client.ObjectKey{Namespace: w.namespace, Name: "defaults"}, stored); err != nil {
+		t.Fatal(err)
+	}
+	s := stored.Spec
+	if s.HoldTTL.Duration != 10*time.Minute || s.MaxPerBuyer != 1 || s.Reserver.Replicas != 2 || s.Reserver.Warmup.Duration != 5*time.Minute ||
+		s.Sweep.Interval.Duration != time.Second || s.Sweep.BatchSize != 500 || s.DeletionPolicy != sales.DeletionRetain || stored.Status.ObservedGeneration != -1 {
+		t.Errorf("defaults %+v, status %+v", s, stored.Status)
+	}
+}
+
+func TestTransitionsThatAreRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.manage()
+	sale := w.makeSale("fixed", 5, -time.Second).In(w)
+	w.waitFor(sale, sales.PhaseLive)
+	for says, change := range map[string]func(*sales.FlashSale){
+		"sku cannot change":     func(s *sales.FlashSale) { s.Spec.SKU = "other" },
+		"units cannot shrink":   func(s *sales.FlashSale) { s.Spec.Units = 4 },
+		"startTime cannot move": func(s *sales.FlashSale) { s.Spec.StartTime = metav1.NewTime(time.Now().Add(time.Hour)) },
+		"endTime must be after": func(s *sales.FlashSale) {
+			end := metav1.NewTime(s.Spec.StartTime.Add(-time.Hour))
+			s.Spec.EndTime = &end
+		},
+		"maxPerBuyer": func(s *sales.FlashSale) { s.Spec.MaxPerBuyer = -1 },
+	} {
+		changed := sale.DeepCopy()
+		change(changed)
+		if err := k8s.Patch(ctx, changed, client.MergeFrom(sale)); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v", says, err)
+		}
+	}
+}
+
+// After a lost lease the old leader still believes it leads: two act at once.
+func TestCaseK27(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	kill := w.manage()
+	w.manage()
+	sale := w.makeSale("k27", 60_000, time.Hour).In(w)
+	w.eventually(sale, "loading has begun", func() bool {
+		return sale.Status.Phase == sales.PhaseLoading || sale.Status.Phase == sales.PhaseScheduled
+	})
+	kill() // one of the two is cut off in the middle
+	w.manage()
+	w.waitFor(sale, sales.PhaseScheduled)
+	if report := testmysql.Audit(t, w.store, saleID(sale)); report.Available != 60_000 {
+		t.Errorf("%d rows, want 60,000", report.Available)
+	}
+}

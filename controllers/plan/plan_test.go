@@ -1,0 +1,231 @@
+package plan
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	sales "flashsale.dev/operator/api/v1alpha1"
+	"flashsale.dev/operator/reserver/inventory"
+)
+
+var start = time.Date(2026, 12, 1, 4, 30, 0, 0, time.UTC)
+
+// seen builds what was observed of a sale of 5 units from start to start+30m, with two pods and a warm-up of 5m.
+type seen struct {
+	spec     sales.FlashSaleSpec
+	observed Observed
+}
+
+func newSale() *seen {
+	end := metav1.NewTime(start.Add(30 * time.Minute))
+	return &seen{spec: sales.FlashSaleSpec{SKU: "sku", Units: 5, StartTime: metav1.NewTime(start), EndTime: &end,
+		Reserver: sales.ReserverSpec{Replicas: 2, Warmup: metav1.Duration{Duration: 5 * time.Minute}}},
+		observed: Observed{Generation: 1}}
+}
+
+func (s *seen) registered() *seen {
+	s.observed.Sale = &inventory.Snapshot{Sale: inventory.Sale{ID: uuid.New(), Units: 5, Generation: 1, StartsAt: start, EndsAt: start.Add(30 * time.Minute)}}
+	return s
+}
+
+// loaded has all units loaded an hour before the start; held and sold of them are.
+func (s *seen) loaded(held, sold int64) *seen {
+	s.registered()
+	s.observed.Sale.Loaded, s.observed.Sale.LoadedAt = 5, start.Add(-time.Hour)
+	s.observed.Sale.Counts = inventory.Counts{Available: 5 - held - sold, Held: held, Sold: sold}
+	if held > 0 {
+		s.observed.Sale.NextLapse = start.Add(40 * time.Minute)
+	}
+	s.observed.Previous.Inventory = &sales.InventoryStatus{Loaded: 5}
+	return s
+}
+
+func (s *seen) running(ready int32) *seen {
+	s.observed.Reservers, s.observed.Sweeper = Pods{2, ready}, Pods{1, 1}
+	return s
+}
+
+func (s *seen) closed() *seen {
+	s.observed.Sale.ClosedAt = start.Add(31 * time.Minute)
+	return s
+}
+
+func (s *seen) phase(p sales.Phase) *seen {
+	s.observed.Previous.Phase, s.observed.Previous.Message = p, "as before"
+	return s
+}
+
+func (s *seen) with(f func(*seen)) *seen { f(s); return s }
+
+func (s *seen) fault(reason string, person bool) *seen {
+	s.observed.Fault, s.observed.Sale = &Fault{reason, "mend it", person}, nil
+	return s
+}
+
+func (s *seen) deleted(ago time.Duration, policy sales.DeletionPolicy) *seen {
+	s.spec.DeletionPolicy = policy
+	s.observed.DeletedAt = start.Add(time.Minute - ago)
+	return s
+}
+
+func TestDecide(t *testing.T) {
+	const before, warm, live, after = -time.Hour, -4 * time.Minute, time.Minute, 31 * time.Minute
+	openEnd := func(s *seen) { s.spec.EndTime = nil; s.observed.Sale.EndsAt = time.Time{} }
+	suspend := func(s *seen) { s.spec.Suspend = true }
+	report := func(ok bool) func(*seen) {
+		return func(s *seen) {
+			s.observed.Audit = &inventory.Report{OK: ok, Checks: []inventory.Check{{ID: "I2", OK: ok}}}
+		}
+	}
+	// want is "phase, work, run or rest, finish or stay, reason of Ready and its status".
+	for name, tt := range map[string]struct {
+		sale *seen
+		at   time.Duration // from the start
+		want string
+	}{
+		"a new object goes to the database":              {newSale(), before, "Pending register rest Pending=False"},
+		"a changed spec goes to the database":            {newSale().loaded(0, 0).phase(sales.PhaseScheduled).with(func(s *seen) { s.observed.Generation = 2 }), before, "Scheduled register rest Scheduled=True"},
+		"a newer writer's row is left alone":             {newSale().loaded(0, 0).with(func(s *seen) { s.observed.Sale.Generation = 7 }), before, "Scheduled rest Scheduled=True"},
+		"registered, it loads":                           {newSale().registered(), before, "Loading load rest Loading=False"},
+		"half loaded, it goes on":                        {newSale().registered().with(func(s *seen) { s.observed.Sale.Loaded = 3 }), before, "Loading load rest Loading=False"},
+		"still loading in the warm-up, pods start":       {newSale().registered(), warm, "Loading load run Loading=False"},
+		"loaded, it waits without pods":                  {newSale().loaded(0, 0), before, "Scheduled rest Scheduled=True"},
+		"suspended before the warm-up, it waits as well": {newSale().loaded(0, 0).with(suspend), before, "Scheduled rest Scheduled=True"},
+		"at the warm-up, pods start":                     {newSale().loaded(0, 0), -5 * time.Minute, "Warming run Unavailable=False"},
+		"a microsecond before the warm-up, none does":    {newSale().loaded(0, 0), -5*time.Minute - time.Microsecond, "Scheduled rest Scheduled=True"},
+		"one of two pods is not warm":                    {newSale().loaded(0, 0).running(1), warm, "Warming run Unavailable=False"},
+		"both are":                                       {newSale().loaded(0, 0).running(2), warm, "Warming run Warming=True"},
+		"suspended while warming, pods stay":             {newSale().loaded(0, 0).running(2).with(suspend), warm, "Suspended run Suspended=True"},
+		"at the start it is live":                        {newSale().loaded(0, 0).running(2), 0, "Live run Live=True"},
+		"live with one pod it sells":                     {newSale().loaded(1, 1).running(1), live, "Live run Live=True"},
+		"live without a pod it does not":                 {newSale().loaded(1, 1).running(0), live, "Live run Unavailable=False"},
+		"suspended while live":                           {newSale().loaded(1, 1).running(2).with(suspend), live, "Suspended run Suspended=True"},
+		"all held is not over":                           {newSale().loaded(5, 0).running(2), live, "Live run Live=True"},
+		"all sold, it closes":                            {newSale().loaded(0, 5).running(2), live, "Live close run Live=True"},
+		"all sold while suspended, it closes":            {newSale().loaded(0, 5).running(2).with(suspend), live, "Suspended close run Suspended=True"},
+		"without an end it goes on":                      {newSale().loaded(0, 4).running(2).with(openEnd), 1000 * time.Hour, "Live run Live=True"},
+		"more units while live are loaded":               {newSale().loaded(0, 5).running(2).with(func(s *seen) { s.spec.Units, s.observed.Sale.Units = 7, 7 }), live, "Live load run Live=True"},
+		"a microsecond before the end it is live":        {newSale().loaded(1, 1).running(2), 30*time.Minute - time.Microsecond, "Live run Live=True"},
+		"at the end it drains":                           {newSale().loaded(1, 1).running(2), 30 * time.Minute, "Draining run Draining=True"},
+		"suspended at the end it drains":                 {newSale().loaded(1, 1).running(2).with(suspend), after, "Draining run Draining=True"},
+		"drained, it closes":                             {newSale().loaded(0, 1).running(2), after, "Draining close run Draining=True"},
+		"half loaded at the end, it closes":              {newSale().loaded(0, 0).with(func(s *seen) { s.observed.Sale.Loaded = 3 }), after, "Draining close rest Draining=True"},
+		"closed, it is audited":                          {newSale().loaded(0, 5).closed().running(2).phase(sales.PhaseLive), live, "Live audit run Live=True"},
+		"the audit passed, all sold":                     {newSale().loaded(0, 5).closed().running(2).with(report(true)), live, "Closed rest SoldOut=True"},
+		"the audit passed, units left":                   {newSale().loaded(0, 1).closed().running(2).with(report(true)), after, "Closed rest Ended=True"},
+		"the audit failed":                               {newSale().loaded(0, 5).closed().running(2).with(report(false)), after, "Failed rest AuditFailed=False stalled"},
+		"over, nobody asks the database":                 {newSale().phase(sales.PhaseClosed).fault("DatabaseUnreachable", false), after, "Closed rest Missed=True"},
+		"first seen after the end":                       {newSale(), after, "Closed rest Missed=True"},
+		"first seen at the end":                          {newSale(), 30 * time.Minute, "Closed rest Missed=True"},
+		"registered, and not loaded by the end":          {newSale().registered(), after, "Closed rest Missed=True"},
+		"rows gone":                                      {newSale().loaded(0, 0).running(2).with(func(s *seen) { s.observed.Sale = nil }), live, "Failed run TablesLost=False stalled"},
+		"rows gone, first noticed after the end":         {newSale().loaded(0, 0).with(func(s *seen) { s.observed.Sale = nil }), after, "Failed rest TablesLost=False stalled"},
+
+		"database away before loading":                    {newSale().fault("DatabaseUnreachable", false), before, "Pending rest DatabaseUnreachable=False"},
+		"database away while live, pods stay":             {newSale().loaded(0, 0).running(2).phase(sales.PhaseLive).fault("DatabaseUnreachable", false), live, "Live run DatabaseUnreachable=False"},
+		"database away at the warm-up, pods start":        {newSale().loaded(0, 0).phase(sales.PhaseScheduled).fault("DatabaseUnreachable", false), warm, "Scheduled run DatabaseUnreachable=False"},
+		"database away before the warm-up, they do not":   {newSale().loaded(0, 0).phase(sales.PhaseScheduled).fault("DatabaseUnreachable", false), before, "Scheduled rest DatabaseUnreachable=False"},
+		"database away and never loaded, they do not":     {newSale().fault("DatabaseUnreachable", false), warm, "Pending rest DatabaseUnreachable=False"},
+		"a missing Secret needs a person":                 {newSale().fault("SecretNotFound", true), before, "Pending rest SecretNotFound=False stalled"},
+		"a child's name is taken":                         {newSale().loaded(0, 0).with(func(s *seen) { s.observed.ChildFault = &Fault{"NameConflict", "rename", true} }), warm, "Warming run NameConflict=False stalled"},
+		"deleted before anything was loaded":              {newSale().deleted(0, sales.DeletionRetain), before, "Draining rest finish Draining=True"},
+		"deleted while live, the gate closes first":       {newSale().loaded(1, 0).running(2).deleted(0, sales.DeletionRetain), live, "Draining drain run Draining=True"},
+		"deleted with live holds":                         {newSale().loaded(1, 0).running(2).deleted(0, sales.DeletionRetain).with(func(s *seen) { s.observed.Sale.Draining = true }), live, "Draining run Draining=True"},
+		"deleted and drained, rows stay":                  {newSale().loaded(0, 1).running(2).deleted(0, sales.DeletionRetain).with(func(s *seen) { s.observed.Sale.Draining = true }), live, "Draining rest finish Draining=True"},
+		"deleted and drained, rows go":                    {newSale().loaded(0, 1).running(2).deleted(0, sales.DeletionDelete).with(func(s *seen) { s.observed.Sale.Draining = true }), live, "Draining purge rest Draining=True"},
+		"rows gone, the object goes":                      {newSale().deleted(0, sales.DeletionDelete), live, "Draining rest finish Draining=True"},
+		"deleted with live holds, by force":               {newSale().loaded(1, 0).running(2).deleted(0, sales.DeletionRetain).with(func(s *seen) { s.observed.ForceDelete = true }), live, "Draining rest finish Draining=True"},
+		"deleted, database away for a moment":             {newSale().loaded(1, 0).running(2).fault("DatabaseUnreachable", false).deleted(10*time.Second, sales.DeletionRetain), live, "Draining run DatabaseUnreachable=False"},
+		"deleted, database away for long":                 {newSale().loaded(1, 0).running(2).fault("DatabaseUnreachable", false).deleted(30*time.Second, sales.DeletionRetain), live, "Draining rest finish DatabaseUnreachable=False"},
+		"deleted, Secret gone":                            {newSale().loaded(1, 0).running(2).fault("SecretNotFound", true).deleted(0, sales.DeletionRetain), live, "Draining rest finish SecretNotFound=False stalled"},
+		"deleted with its rows, database away":            {newSale().loaded(1, 0).fault("DatabaseUnreachable", false).deleted(time.Hour, sales.DeletionDelete), live, "Draining rest DatabaseUnreachable=False"},
+		"deleted with its rows, database away, by force":  {newSale().loaded(1, 0).fault("DatabaseUnreachable", false).deleted(time.Hour, sales.DeletionDelete).with(func(s *seen) { s.observed.ForceDelete = true }), live, "Draining rest finish DatabaseUnreachable=False"},
+		"deleted when over":                               {newSale().phase(sales.PhaseClosed).deleted(0, sales.DeletionRetain), after, "Closed rest finish Missed=True"},
+		"deleted with its rows when over":                 {newSale().loaded(0, 5).closed().phase(sales.PhaseClosed).deleted(0, sales.DeletionDelete), after, "Closed purge rest SoldOut=True"},
+		"deleted with its rows when over, database away":  {newSale().loaded(0, 5).phase(sales.PhaseClosed).fault("DatabaseUnreachable", false).deleted(0, sales.DeletionDelete), after, "Closed rest Missed=True"},
+		"deleted when over, rows gone":                    {newSale().phase(sales.PhaseClosed).deleted(0, sales.DeletionDelete), after, "Closed rest finish Missed=True"},
+		"deleted with its rows by force, Secret is there": {newSale().loaded(0, 5).closed().phase(sales.PhaseClosed).deleted(0, sales.DeletionDelete).with(func(s *seen) { s.observed.ForceDelete = true }), after, "Closed rest finish SoldOut=True"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			now := start.Add(tt.at)
+			d := Decide(tt.sale.spec, tt.sale.observed, now)
+			if got := describe(d); got != tt.want {
+				t.Errorf("decided %q, want %q; message %q", got, tt.want, d.Message)
+			}
+			checkConditions(t, d)
+		})
+	}
+}
+
+func describe(d Decision) string {
+	words := []string{string(d.Phase)}
+	if d.Work != WorkNone {
+		words = append(words, string(d.Work))
+	}
+	words = append(words, map[bool]string{true: "run", false: "rest"}[d.Run])
+	if d.Finish {
+		words = append(words, "finish")
+	}
+	if ready := meta.FindStatusCondition(d.Conditions, sales.ConditionReady); ready != nil {
+		words = append(words, fmt.Sprintf("%s=%s", ready.Reason, ready.Status))
+	}
+	if meta.FindStatusCondition(d.Conditions, sales.ConditionStalled) != nil {
+		words = append(words, "stalled")
+	}
+	return strings.Join(words, " ")
+}
+
+// checkConditions asserts the rules that kstatus, Flux and Argo CD rely on.
+func checkConditions(t *testing.T, d Decision) {
+	t.Helper()
+	ready := meta.FindStatusCondition(d.Conditions, sales.ConditionReady)
+	if ready == nil {
+		t.Fatal("Ready is missing")
+	}
+	reconciling, stalled := meta.FindStatusCondition(d.Conditions, sales.ConditionReconciling), meta.FindStatusCondition(d.Conditions, sales.ConditionStalled)
+	for _, c := range []*metav1.Condition{reconciling, stalled} {
+		if c != nil && c.Status != metav1.ConditionTrue {
+			t.Errorf("%s is present and not True", c.Type)
+		}
+	}
+	if reconciling != nil && stalled != nil {
+		t.Error("both Reconciling and Stalled")
+	}
+	if (ready.Status == metav1.ConditionTrue) == (reconciling != nil || stalled != nil) {
+		t.Errorf("Ready is %s, with Reconciling %v and Stalled %v", ready.Status, reconciling, stalled)
+	}
+	for _, c := range d.Conditions {
+		if c.Reason == "" || c.Message == "" {
+			t.Errorf("%s has reason %q and message %q", c.Type, c.Reason, c.Message)
+		}
+	}
+}
+
+func TestWake(t *testing.T) {
+	for name, tt := range map[string]struct {
+		sale *seen
+		at   time.Duration
+		want time.Duration
+	}{
+		"long before the warm-up":  {newSale().loaded(0, 0), -24 * time.Hour, wakeAtMost},
+		"shortly before it":        {newSale().loaded(0, 0), -5*time.Minute - 3*time.Second, 3 * time.Second},
+		"shortly before the start": {newSale().loaded(0, 0).running(2), -300 * time.Millisecond, 300 * time.Millisecond},
+		"live":                     {newSale().loaded(0, 0).running(2), time.Minute, wakeLive},
+		"draining":                 {newSale().loaded(1, 0).running(2), 30 * time.Minute, wakeLive},
+		"with a fault":             {newSale().fault("SecretNotFound", true), 0, wakeFault},
+		"over":                     {newSale().phase(sales.PhaseClosed), time.Hour, 0},
+		"deleted when over with its rows, no server": {newSale().phase(sales.PhaseClosed).fault("x", false).deleted(0, sales.DeletionDelete), 0, wakeFault},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := Decide(tt.sale.spec, tt.sale.observed, start.Add(tt.at)).Wake; got != tt.want {
+				t.Errorf("wakes after %v, want %v", got, tt.want)
+			}
+		})
+	}
+}

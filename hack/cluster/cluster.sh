@@ -184,17 +184,20 @@ kube() { in_net kubectl --request-timeout=10s "$@"; }
 alive() {
   [[ -s $state/$1.pid ]] && [[ $(inside cat "/proc/$(<"$state/$1.pid")/comm" 2>/dev/null) == "${1:0:15}" ]]
 }
+kept() { [[ -s $state/$1.keeper ]] && inside kill -0 "$(<"$state/$1.keeper")" 2>/dev/null; }
 
-# start NAME CMD...: a daemon of the node in a session of its own, unless it runs already.
+# start NAME CMD...: a daemon of the node in a session of its own, unless it runs already. Like an init system, a keeper
+# starts it again a second after it has ended, so that a sale can be shown to survive that too.
 start() {
   local name=$1 libs
   shift
-  ! alive "$name" || return 0
+  ! kept "$name" || return 0
   say "starting $name"
   libs=$(printf '%s:' "$root"/usr/lib/*-linux-gnu*)
   # shellcheck disable=SC2016 # for the inner shell
   inside setsid --wait env PATH="$root/usr/sbin:$root/usr/bin:$bin:$PATH" LD_LIBRARY_PATH="${libs%:}" \
-    bash -c '"$@" & echo $! >"$0"' "$state/$name.pid" "$@" >>"$state/logs/$name.log" 2>&1 </dev/null 9>&-
+    bash -c 'while :; do "$@" & echo $! >"$0.pid"; wait $!; sleep 1; done & echo $! >"$0.keeper"' \
+    "$state/$name" "$@" >>"$state/logs/$name.log" 2>&1 </dev/null 9>&-
 }
 
 # wait_for WHAT SECONDS PART CMD...: until CMD succeeds; if PART ends or time runs out, show the end of its log.

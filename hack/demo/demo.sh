@@ -11,7 +11,7 @@ image=${IMG:-flashsale:$version}
 shop=${DEMO_IMG:-flashsale-demo:$version}
 cluster=hack/cluster/cluster.sh
 export FLASHSALE_MYSQL_NAME=demo FLASHSALE_MYSQL_BIND=10.99.0.1 FLASHSALE_MYSQL_PORT=3306
-current=$([[ ${CLUSTER:-} == current ]] && echo yes || true)
+current=${CLUSTER:+$([[ $CLUSTER == current ]] && echo yes)}
 
 say() { echo "demo: $*" >&2; }
 

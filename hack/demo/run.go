@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"regexp"
 	"strings"
 	"sync"
 	"text/template"
@@ -27,7 +28,6 @@ type demo struct {
 	shop    string // image of the shoppers
 	dsnFile string
 	clicks  int
-	retries int
 	// lonely takes the operator away before the start, and brings it back when the winners have paid.
 	lonely bool
 	start  time.Time
@@ -76,7 +76,6 @@ func run(ctx context.Context, args []string) error {
 	flags.StringVar(&d.shop, "shop-image", "", "image of the shoppers (this program)")
 	flags.StringVar(&d.dsnFile, "dsn-file", "", "file with the DSN of a MySQL database that pods can reach")
 	flags.IntVar(&d.clicks, "clicks", 100_000, "buyers who click once each")
-	flags.IntVar(&d.retries, "retries", 0, "how often a buyer who got an error or 503 clicks again (0: an error fails the demo)")
 	flags.BoolVar(&d.lonely, "without-operator", false, "take the operator away before the start, and bring it back after the payments")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -105,9 +104,7 @@ func (d *demo) play(ctx context.Context) error {
 	}
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
-	if err := d.watch(watching); err != nil {
-		return err
-	}
+	d.watch(watching)
 	for _, phase := range []string{"Scheduled", "Warming"} {
 		if err := d.waitForPhase(ctx, phase); err != nil {
 			return err
@@ -130,7 +127,7 @@ func (d *demo) play(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = d.startJob(ctx, "shop", d.shop, []string{"/demo", "shop", "--url=http://" + ip, fmt.Sprint("--clicks=", d.clicks), fmt.Sprint("--retries=", d.retries)})
+	err = d.startJob(ctx, "shop", d.shop, []string{"/demo", "shop", "--url=http://" + ip, fmt.Sprint("--clicks=", d.clicks)})
 	if err != nil {
 		return err
 	}
@@ -241,34 +238,53 @@ func (d *demo) startJob(ctx context.Context, name, image string, command []strin
 	return err
 }
 
-// logs follows a job's log to its end.
+// logs follows a job's log to its end. When the connection breaks it follows again, from the first line not yet seen.
 func (d *demo) logs(ctx context.Context, name string, each func(line []byte) error) error {
-	err := d.until(ctx, "the pod of job "+name+" runs", func() bool {
+	podPhase := func() string {
 		phase, _ := d.kubectl(ctx, "", "-n", namespace, "get", "pods", "-l", "job-name="+name, "-o", "jsonpath={.items[0].status.phase}")
-		return phase == "Running" || phase == "Succeeded" || phase == "Failed"
-	})
-	if err != nil {
-		return err
+		return phase
 	}
-	cmd := exec.CommandContext(ctx, "kubectl", "-n", namespace, "logs", "-f", "job/"+name)
-	cmd.Stderr = os.Stderr
-	pipe, err := cmd.StdoutPipe()
-	if err != nil {
-		return err
-	}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	lines := bufio.NewScanner(pipe)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		if err := each(lines.Bytes()); err != nil {
-			_ = cmd.Process.Kill()
-			_ = cmd.Wait()
+	seen := 0
+	for {
+		phase := ""
+		err := d.until(ctx, "the pod of job "+name+" runs", func() bool {
+			phase = podPhase()
+			return phase == "Running" || phase == "Succeeded" || phase == "Failed"
+		})
+		if err != nil {
+			return err
+		}
+		n, err := d.follow(ctx, name, seen, each)
+		seen += n
+		if err != nil || phase != "Running" {
 			return err
 		}
 	}
-	return cmd.Wait()
+}
+
+// follow gives the lines after the first skip to each, and how many there were.
+func (d *demo) follow(ctx context.Context, job string, skip int, each func(line []byte) error) (seen int, err error) {
+	cmd := exec.CommandContext(ctx, "kubectl", "-n", namespace, "logs", "-f", "job/"+job)
+	pipe, err := cmd.StdoutPipe()
+	if err != nil {
+		return 0, err
+	}
+	if err := cmd.Start(); err != nil {
+		return 0, err
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }() // what matters is what was read
+	lines := bufio.NewScanner(pipe)
+	lines.Buffer(nil, 1<<20)
+	for n := 0; lines.Scan(); n++ {
+		if n < skip {
+			continue
+		}
+		seen++
+		if err := each(lines.Bytes()); err != nil {
+			return seen, err
+		}
+	}
+	return seen, nil
 }
 
 func (d *demo) scaleOperator(ctx context.Context, replicas int) error {
@@ -297,23 +313,31 @@ func (d *demo) until(ctx context.Context, what string, done func() bool) error {
 }
 
 // watch prints the line of kubectl get flashsales whenever it changes, until the context ends.
-func (d *demo) watch(ctx context.Context) error {
-	cmd := exec.CommandContext(ctx, "kubectl", "-n", namespace, "get", "flashsales", "-w")
-	pipe, err := cmd.StdoutPipe()
-	if err != nil {
-		return err
-	}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
+func (d *demo) watch(ctx context.Context) {
 	d.print("$ kubectl -n drops get flashsales -w\n")
 	go func() {
-		for lines := bufio.NewScanner(pipe); lines.Scan(); {
-			d.print("%s\n", lines.Text())
+		last := ""
+		for ctx.Err() == nil { // again, if the connection breaks
+			cmd := exec.CommandContext(ctx, "kubectl", "-n", namespace, "get", "flashsales", "-w")
+			pipe, err := cmd.StdoutPipe()
+			if err == nil {
+				err = cmd.Start()
+			}
+			if err != nil {
+				return
+			}
+			for lines := bufio.NewScanner(pipe); lines.Scan(); {
+				line := lines.Text()
+				// The age is no news.
+				if columns := strings.Fields(line); len(columns) > 1 && strings.Join(columns[:len(columns)-1], " ") != last {
+					last = strings.Join(columns[:len(columns)-1], " ")
+					d.print("%s\n", line)
+				}
+			}
+			_ = cmd.Wait()
+			time.Sleep(500 * time.Millisecond)
 		}
-		_ = cmd.Wait() // ended by the context
 	}()
-	return nil
 }
 
 func (d *demo) table(r report) {
@@ -326,8 +350,8 @@ func (d *demo) table(r report) {
 		}
 		fmt.Fprintf(&table, "  %-8s %7d %8.1f %8.1f %8.1f\n", a.Kind, a.Count, a.P50, a.P99, a.Max)
 	}
-	d.print("%s%.0f answers/s; the first reservation was granted %.1f ms after the start, by the database's clock\n", table.String(),
-		float64(d.clicks)/r.Seconds, r.SkewMS)
+	d.print("%s%.0f answers/s; the first reservation was granted %.1f ms after the start, by the database's clock;\n"+
+		"%d clicks were tried again after a 503 or a broken connection\n", table.String(), float64(d.clicks)/r.Seconds, r.SkewMS, r.Again)
 }
 
 // explain prints what helps to find out why.
@@ -367,7 +391,20 @@ func (d *demo) get(ctx context.Context, path string) string {
 	return out
 }
 
+// kubectl runs kubectl, again for half a minute while the API server does not answer.
 func (d *demo) kubectl(ctx context.Context, stdin string, args ...string) (string, error) {
+	for end := time.Now().Add(30 * time.Second); ; {
+		out, err := kubectlOnce(ctx, stdin, args...)
+		if err == nil || !noAnswer.MatchString(err.Error()) || ctx.Err() != nil || time.Now().After(end) {
+			return out, err
+		}
+		time.Sleep(500 * time.Millisecond)
+	}
+}
+
+var noAnswer = regexp.MustCompile(`refused|connection reset|EOF|etcdserver|i/o timeout|TLS handshake timeout`)
+
+func kubectlOnce(ctx context.Context, stdin string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "kubectl", args...)
 	cmd.Stdin = strings.NewReader(stdin)
 	var stderr bytes.Buffer

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -23,6 +24,7 @@ type report struct {
 	Answers []answerReport `json:"answers,omitempty"`
 	Seconds float64        `json:"seconds,omitempty"`
 	Held    int            `json:"held,omitempty"`
+	Again   int64          `json:"again,omitempty"`
 	// Skew is the time from the start to the first grant, by the database's clock.
 	SkewMS  float64 `json:"skewMs,omitempty"`
 	Failure string  `json:"failure,omitempty"`
@@ -56,6 +58,7 @@ type shopper struct {
 	url     string
 	client  *http.Client
 	retries int
+	again   atomic.Int64 // clicks that were tried again
 }
 
 // shop plays the shoppers of a sale and its checkout, and prints a report a step.
@@ -66,7 +69,7 @@ func shop(ctx context.Context, args []string) error {
 	connections := flags.Int("connections", 256, "connections to click over")
 	lead := flags.Duration("lead", 2*time.Second, "how long before the start the first buyer clicks")
 	units := flags.Int("units", 5, "units that must be sold")
-	retries := flags.Int("retries", 0, "how often a buyer who got an error or 503 clicks again")
+	retries := flags.Int("retries", 60, "how often a buyer clicks again, a second later, after a 503 or a broken connection")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -88,7 +91,7 @@ func (s *shopper) play(ctx context.Context, clicks, connections, units int, lead
 	}
 	crowd := s.click(ctx, clicks, connections, units)
 	held := crowd.held
-	r := report{Step: "clicks", Answers: crowd.answers(), Seconds: crowd.seconds, Held: len(held),
+	r := report{Step: "clicks", Answers: crowd.answers(), Seconds: crowd.seconds, Held: len(held), Again: s.again.Load(),
 		Text: fmt.Sprintf("%d buyers clicked in %.1f s, the first %v before the start", clicks, crowd.seconds, lead)}
 	if len(held) > 0 {
 		r.SkewMS = float64(earliest(held).Sub(start)) / float64(time.Millisecond)
@@ -276,6 +279,7 @@ func (s *shopper) reserve(ctx context.Context, buyer string) (kind string, res *
 		status, body, err := s.call(ctx, http.MethodPost, "/v1/reservations", buyer, `{"quantity":1}`)
 		again := err != nil || status == http.StatusServiceUnavailable
 		if again && try < s.retries {
+			s.again.Add(1)
 			time.Sleep(time.Second) // as Retry-After says
 			continue
 		}

@@ -15,7 +15,7 @@ usage: mysql.sh up | down | dsn | status | kill | provide
   down     stop it and remove its data
   dsn      print the DSN of the running server (go-sql-driver form)
   status   say whether it runs
-  kill     kill -9 the server and leave its data (fault tests); 'up' starts it again
+  kill     kill -9 the server (fault tests); its keeper starts it again, as an init system would
   provide  only find or download the server's programs
 
 environment:
@@ -61,7 +61,7 @@ find_server() {
 # download unpacks Debian's MySQL into the cache with an apt state of its own. Only unstable carries it; taking it from
 # there without touching the system needs its own C library as well, which the loader trick above then uses.
 download() {
-  command -v apt-get >/dev/null && command -v dpkg >/dev/null ||
+  { command -v apt-get && command -v dpkg; } >/dev/null ||
     die "no MySQL 8.0+ found. Put mysqld on PATH, or set FLASHSALE_MYSQL_DSN to a server you run."
   mkdir -p "$CACHE"
   exec 9>"$CACHE/mysql.lock"
@@ -69,6 +69,7 @@ download() {
   [[ -x $ROOT/usr/sbin/mysqld ]] && return
   local work archive apt deb
   work=$(mktemp -d "$CACHE/mysql-download.XXXXXX")
+  # shellcheck disable=SC2016 # apt-get fills it in
   archive=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -E '/debian/?$' | sort -u | head -1)
   [[ -n $archive ]] || die "no Debian archive in this machine's apt sources; set FLASHSALE_MYSQL_DSN instead"
   mkdir -p "$work"/{lists/partial,cache/archives/partial,root}
@@ -90,6 +91,8 @@ download() {
 
 pid() { [[ -s $DIR/pid ]] && kill -0 "$(cat "$DIR/pid")" 2>/dev/null && cat "$DIR/pid"; }
 
+kept() { [[ -s $DIR/keeper ]] && kill -0 "$(cat "$DIR/keeper")" 2>/dev/null; }
+
 dsn() { echo "root@tcp($BIND:$(cat "$DIR/port"))/flashsale"; }
 
 # answers is true once the server speaks the MySQL protocol: it greets with its version.
@@ -100,7 +103,13 @@ up() {
   mkdir -p "$DIR"
   exec 8>"$DIR/lock"
   flock 8
-  if pid >/dev/null && answers "$(cat "$DIR/port")"; then dsn; return; fi
+  if kept; then
+    for _ in $(seq 120); do # it may be starting again
+      if answers "$(cat "$DIR/port")"; then dsn; return; fi
+      sleep 0.25
+    done
+    stop
+  fi
   find_server
   local port user=()
   [[ $EUID -eq 0 ]] && user=(--user=root)
@@ -121,37 +130,46 @@ up() {
   fi
   port=$(cat "$DIR/port")
   # Durability is on by default; named here because every figure and every promise of this project rests on it.
-  setsid "${MYSQLD[@]}" "${user[@]}" --datadir="$DIR/data" --socket="$DIR/data/mysql.sock" --pid-file="$DIR/mysqld.pid" \
+  # The keeper starts the server again when it was killed.
+  # shellcheck disable=SC2016 # for the inner shell
+  setsid bash -c 'while :; do "$@" & echo $! >"$0/pid"; wait $!; [[ ! -e $0/stop ]] || exit 0; sleep 1; done' "$DIR" \
+    "${MYSQLD[@]}" "${user[@]}" --datadir="$DIR/data" --socket="$DIR/data/mysql.sock" --pid-file="$DIR/mysqld.pid" \
     --bind-address="$BIND" --port="$port" --mysqlx=OFF --secure-file-priv= --skip-name-resolve \
     --innodb-flush-log-at-trx-commit=1 --sync-binlog=1 \
     --innodb-buffer-pool-size=1G --innodb-redo-log-capacity=1G --max-connections=500 \
     </dev/null >>"$DIR/log" 2>&1 8>&- &
-  echo $! >"$DIR/pid"
+  echo $! >"$DIR/keeper"
   for _ in $(seq 240); do
     if answers "$port"; then
       say "up on $BIND:$port"
       dsn
       return
     fi
-    pid >/dev/null || { tail -20 "$DIR/log" >&2; die "the server ended while starting (log above)"; }
     sleep 0.25
   done
   tail -20 "$DIR/log" >&2
+  stop
   die "the server did not answer within 60 s (log above)"
 }
 
-stop() { # stop SIGNAL: end the server and wait until it is gone
-  local p
-  p=$(pid) || return 0
-  kill "-$1" "$p"
-  while kill -0 "$p" 2>/dev/null; do sleep 0.1; done
+# stop ends the server and its keeper, and waits until both are gone.
+stop() {
+  [[ -d $DIR ]] || return 0
+  local keeper
+  keeper=$(cat "$DIR/keeper" 2>/dev/null) || return 0
+  touch "$DIR/stop"
+  while kill -0 "$keeper" 2>/dev/null; do
+    if pid >/dev/null; then kill -TERM "$(pid)" 2>/dev/null || true; fi
+    sleep 0.2
+  done
+  rm -f "$DIR/stop"
 }
 
 case ${1:-} in
 up) up ;;
 down)
   if [[ -n ${FLASHSALE_MYSQL_DSN:-} ]]; then exit 0; fi
-  stop TERM
+  stop
   rm -rf "$DIR"
   say "down"
   ;;
@@ -161,7 +179,7 @@ dsn)
   dsn
   ;;
 status) if pid >/dev/null; then say "running, pid $(pid), $(dsn)"; else say "not running"; exit 1; fi ;;
-kill) stop KILL ;;
+kill) kill -KILL "$(pid)" ;;
 provide) find_server ;;
 *) usage; [[ ${1:-} == --help || ${1:-} == -h ]] || exit 2 ;;
 esac

@@ -21,6 +21,8 @@ import (
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	sales "flashsale.dev/operator/api/v1alpha1"
 	"flashsale.dev/operator/controllers/plan"
@@ -30,6 +32,8 @@ const (
 	fieldOwner = client.FieldOwner("flashsale-manager")
 	// reapplyAfter is how long an unchanged child is left alone; what somebody changed by hand is mended within it.
 	reapplyAfter = 30 * time.Second
+	// childRetry is how soon a child that failed is tried again.
+	childRetry = 5 * time.Second
 
 	apiPort, adminPort = 8080, 9090
 	secretPath         = "/etc/flashsale/database"
@@ -48,6 +52,10 @@ type child struct {
 	want  runtime.ApplyConfiguration
 }
 
+func (c child) kind() string { return fmt.Sprintf("%T", c.empty())[len("*v1."):] }
+
+func (s *scope) key(c child) string { return string(s.sale.UID) + "/" + c.kind() + "/" + c.name }
+
 func (s *scope) children() []child {
 	deployment := func() client.Object { return &appsv1.Deployment{} }
 	service := func() client.Object { return &corev1.Service{} }
@@ -58,7 +66,7 @@ func (s *scope) children() []child {
 	}
 }
 
-// appliedChildren remembers what was applied when, by the child's UID-independent key.
+// appliedChildren remembers what was applied when, by key.
 type appliedChildren struct {
 	mu   sync.Mutex
 	last map[string]appliedChild
@@ -90,32 +98,35 @@ func (a *appliedChildren) forget(key string) {
 }
 
 // applyChildren makes the children that are wanted, or takes them away. What the API server refuses, or somebody else
-// owns, becomes a fault of the sale; anything else is an error.
-func (s *scope) applyChildren(ctx context.Context) error {
+// owns, becomes a fault of the sale.
+func (s *scope) applyChildren(ctx context.Context) {
+	var failed error
 	for _, c := range s.children() {
-		var err error
 		if s.decision.Run {
-			err = s.apply(ctx, c)
+			failed = errors.Join(failed, s.apply(ctx, c))
 		} else {
-			err = s.remove(ctx, c)
+			failed = errors.Join(failed, s.remove(ctx, c))
 		}
-		var taken *nameTakenError
-		switch {
-		case err == nil:
-			continue
-		case errors.As(err, &taken):
-			s.seen.ChildFault = &plan.Fault{Reason: sales.ReasonNameConflict, Message: err.Error(), Person: true}
-		case apierrors.IsForbidden(err), apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
-			s.seen.ChildFault = &plan.Fault{Reason: sales.ReasonApplyFailed, Message: err.Error(), Person: true}
-		default:
-			return err
-		}
-		wake := s.decision.Wake
-		s.decide()
-		s.decision.Wake = max(wake, 5*time.Second)
-		return nil
 	}
-	return nil
+	if failed == nil {
+		return
+	}
+	log.FromContext(ctx).Info("could not bring the children about", "error", failed.Error())
+	fault := &plan.Fault{Reason: sales.ReasonApplyFailed, Message: failed.Error()}
+	var taken *nameTakenError
+	switch {
+	case errors.As(failed, &taken):
+		fault.Reason, fault.Person = sales.ReasonNameConflict, true
+	case apierrors.IsForbidden(failed), apierrors.IsInvalid(failed), apierrors.IsBadRequest(failed):
+		fault.Person = true
+	}
+	s.seen.ChildFault = fault
+	wake := s.decision.Wake
+	s.decide()
+	s.decision.Finish = false // the children go before the object
+	if s.decision.Wake = wake; wake == 0 || wake > childRetry {
+		s.decision.Wake = childRetry
+	}
 }
 
 type nameTakenError struct{ kind, name string }
@@ -130,8 +141,7 @@ func (s *scope) apply(ctx context.Context, c child) error {
 		return fmt.Errorf("encoding %s: %w", c.name, err)
 	}
 	there := c.empty()
-	kind := fmt.Sprintf("%T", there)[len("*v1."):]
-	key := string(s.sale.UID) + "/" + kind + "/" + c.name
+	kind, key := c.kind(), s.key(c)
 	name := client.ObjectKey{Namespace: s.sale.Namespace, Name: c.name}
 	err = s.Get(ctx, name, there)
 	if apierrors.IsNotFound(err) {
@@ -144,6 +154,9 @@ func (s *scope) apply(ctx context.Context, c child) error {
 	}
 	if err == nil && !ours(there, s.sale) {
 		return &nameTakenError{kind, c.name}
+	}
+	if err == nil && s.database == nil {
+		return nil // the Secret cannot be read, so nobody knows its fingerprint: leave the pods as they are
 	}
 	if s.applied.fresh(key, string(want)) {
 		return nil
@@ -159,6 +172,7 @@ func (s *scope) remove(ctx context.Context, c child) error {
 	there := c.empty()
 	err := s.Get(ctx, client.ObjectKey{Namespace: s.sale.Namespace, Name: c.name}, there)
 	if apierrors.IsNotFound(err) {
+		s.applied.forget(s.key(c))
 		return nil
 	}
 	if err != nil {
@@ -174,19 +188,28 @@ func (s *scope) remove(ctx context.Context, c child) error {
 	return nil
 }
 
+// Children carry the sale's UID in a label, and no owner reference: a foreground deletion of the object, which Argo CD
+// uses, makes the garbage collector delete what the object owns at once, while live holds may still be paid. The finalizer
+// takes the children away when they have drained.
+
 // ours says that the object is the sale's own child.
 func ours(o client.Object, sale *sales.FlashSale) bool {
-	owner := metav1.GetControllerOf(o)
-	return owner != nil && owner.UID == sale.UID
+	return o.GetLabels()[sales.LabelSaleUID] == string(sale.UID)
 }
 
-func (s *scope) owner() *metav1ac.OwnerReferenceApplyConfiguration {
-	return metav1ac.OwnerReference().WithAPIVersion(sales.GroupVersion.String()).WithKind("FlashSale").
-		WithName(s.sale.Name).WithUID(s.sale.UID).WithController(true).WithBlockOwnerDeletion(true)
+// saleOfChild names the sale of a child that changed.
+func saleOfChild(_ context.Context, o client.Object) []reconcile.Request {
+	name := o.GetLabels()["app.kubernetes.io/instance"]
+	if name == "" || o.GetLabels()[sales.LabelSaleUID] == "" {
+		return nil
+	}
+	return []reconcile.Request{{NamespacedName: client.ObjectKey{Namespace: o.GetNamespace(), Name: name}}}
 }
 
+// selector finds the pods of this sale, and not those of an earlier one of the same name.
 func (s *scope) selector(component string) map[string]string {
-	return map[string]string{"app.kubernetes.io/name": "flashsale", "app.kubernetes.io/instance": s.sale.Name, "app.kubernetes.io/component": component}
+	return map[string]string{"app.kubernetes.io/name": "flashsale", "app.kubernetes.io/instance": s.sale.Name,
+		"app.kubernetes.io/component": component, sales.LabelSaleUID: string(s.sale.UID)}
 }
 
 func (s *scope) labels(component string) map[string]string {
@@ -197,7 +220,7 @@ func (s *scope) labels(component string) map[string]string {
 
 func (s *scope) service() *corev1ac.ServiceApplyConfiguration {
 	return corev1ac.Service(reserverName(s.sale), s.sale.Namespace).
-		WithLabels(s.labels("reserver")).WithOwnerReferences(s.owner()).
+		WithLabels(s.labels("reserver")).
 		WithSpec(corev1ac.ServiceSpec().
 			WithSelector(s.selector("reserver")).
 			WithPorts(corev1ac.ServicePort().WithName("http").WithPort(80).WithTargetPort(intstr.FromString("http")).WithProtocol(corev1.ProtocolTCP)))
@@ -251,16 +274,20 @@ func probe(path string) *corev1ac.ProbeApplyConfiguration {
 }
 
 func (s *scope) deployment(name, component string, replicas int32, container *corev1ac.ContainerApplyConfiguration) *appsac.DeploymentApplyConfiguration {
+	template := corev1ac.PodTemplateSpec().WithLabels(s.labels(component))
+	if s.database != nil {
+		// Pods read the Secret when they start: a new content replaces them, one by one.
+		template.WithAnnotations(map[string]string{"sales.flashsale.dev/database": s.database.fingerprint(s.sale.UID)})
+	}
 	return appsac.Deployment(name, s.sale.Namespace).
-		WithLabels(s.labels(component)).WithOwnerReferences(s.owner()).
+		WithLabels(s.labels(component)).
 		WithSpec(appsac.DeploymentSpec().
 			WithReplicas(replicas).
 			WithRevisionHistoryLimit(2).
 			WithSelector(metav1ac.LabelSelector().WithMatchLabels(s.selector(component))).
 			WithStrategy(appsac.DeploymentStrategy().WithType(appsv1.RollingUpdateDeploymentStrategyType).
 				WithRollingUpdate(appsac.RollingUpdateDeployment().WithMaxUnavailable(intstr.FromInt32(0)).WithMaxSurge(intstr.FromInt32(1)))).
-			WithTemplate(corev1ac.PodTemplateSpec().
-				WithLabels(s.labels(component)).
+			WithTemplate(template.
 				WithSpec(corev1ac.PodSpec().
 					WithContainers(container).
 					WithAutomountServiceAccountToken(false).

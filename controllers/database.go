@@ -2,9 +2,12 @@ package controllers
 
 import (
 	"context"
+	"crypto/hmac"
 	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -28,8 +31,16 @@ type user struct {
 // database is one pool, and whether its server has been found fit.
 type database struct {
 	*inventory.Store
-	mu  sync.Mutex
-	fit bool
+	key   [32]byte
+	setup sync.Mutex // one check at a time
+	fit   atomic.Bool
+}
+
+// fingerprint changes with the content of the Secret that a sale uses, and does not give it away.
+func (db *database) fingerprint(sale types.UID) string {
+	mac := hmac.New(sha256.New, []byte(sale))
+	_, _ = mac.Write(db.key[:])
+	return hex.EncodeToString(mac.Sum(nil)[:8])
 }
 
 // connsPerDatabase bounds the controller's connections to one database.
@@ -51,13 +62,10 @@ func (d *Databases) Known(sale types.NamespacedName) *database {
 	if !ok || time.Since(u.read) > secretFreshFor {
 		return nil
 	}
-	db := d.pools[u.key]
-	db.mu.Lock()
-	defer db.mu.Unlock()
-	if !db.fit {
-		return nil // the Secret may have been mended
+	if db := d.pools[u.key]; db.fit.Load() {
+		return db
 	}
-	return db
+	return nil // the Secret may have been mended
 }
 
 // Use gives the pool for the content of the sale's Secret, and drops the one used before if it was another.
@@ -73,7 +81,7 @@ func (d *Databases) Use(sale types.NamespacedName, options inventory.Options) (*
 			d.release(sale)
 			return nil, err
 		}
-		pool = &database{Store: store}
+		pool = &database{Store: store, key: key}
 		d.pools[key] = pool
 	}
 	if before, ok := d.users[sale]; ok && before.key != key {
@@ -109,21 +117,17 @@ func (d *Databases) release(sale types.NamespacedName) {
 
 // setUp checks the server and migrates the schema, once until something fails.
 func (db *database) setUp(ctx context.Context) error {
-	db.mu.Lock()
-	defer db.mu.Unlock()
-	if db.fit {
+	db.setup.Lock()
+	defer db.setup.Unlock()
+	if db.fit.Load() {
 		return nil
 	}
 	if err := db.Setup(ctx); err != nil {
 		return err
 	}
-	db.fit = true
+	db.fit.Store(true)
 	return nil
 }
 
 // doubt makes the next setUp check again.
-func (db *database) doubt() {
-	db.mu.Lock()
-	defer db.mu.Unlock()
-	db.fit = false
-}
+func (db *database) doubt() { db.fit.Store(false) }

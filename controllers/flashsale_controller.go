@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	sales "flashsale.dev/operator/api/v1alpha1"
@@ -23,7 +24,6 @@ import (
 
 // +kubebuilder:rbac:groups=sales.flashsale.dev,resources=flashsales,verbs=get;list;watch;patch
 // +kubebuilder:rbac:groups=sales.flashsale.dev,resources=flashsales/status,verbs=patch
-// +kubebuilder:rbac:groups=sales.flashsale.dev,resources=flashsales/finalizers,verbs=update
 // +kubebuilder:rbac:groups=apps,resources=deployments,verbs=get;list;watch;create;patch;delete
 // +kubebuilder:rbac:groups="",resources=services,verbs=get;list;watch;create;patch;delete
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=get
@@ -47,8 +47,8 @@ func (r *FlashSaleReconciler) SetupWithManager(mgr ctrl.Manager) error {
 	return ctrl.NewControllerManagedBy(mgr).
 		For(&sales.FlashSale{}, builder.WithPredicates(predicate.Or(
 			predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}))).
-		Owns(&appsv1.Deployment{}).
-		Owns(&corev1.Service{}).
+		Watches(&appsv1.Deployment{}, handler.EnqueueRequestsFromMapFunc(saleOfChild)).
+		Watches(&corev1.Service{}, handler.EnqueueRequestsFromMapFunc(saleOfChild)).
 		WithOptions(controller.Options{MaxConcurrentReconciles: 10}).
 		Complete(r)
 }
@@ -88,7 +88,9 @@ func (r *FlashSaleReconciler) Reconcile(ctx context.Context, request ctrl.Reques
 	s.observe(ctx)
 	for step := 0; ; step++ {
 		s.decide()
-		if s.decision.Work == plan.WorkNone || step == maxSteps || ctx.Err() != nil {
+		// Loading begins once the status says so: from then on the API server refuses to shrink the sale.
+		announce := s.decision.Work == plan.WorkLoad && s.sale.Status.Inventory == nil
+		if s.decision.Work == plan.WorkNone || announce || step == maxSteps || ctx.Err() != nil {
 			break
 		}
 		more := s.work(ctx)
@@ -100,9 +102,7 @@ func (r *FlashSaleReconciler) Reconcile(ctx context.Context, request ctrl.Reques
 			break
 		}
 	}
-	if err := s.applyChildren(ctx); err != nil {
-		return ctrl.Result{}, err
-	}
+	s.applyChildren(ctx)
 	if err := s.writeStatus(ctx); err != nil {
 		if apierrors.IsConflict(err) {
 			return ctrl.Result{RequeueAfter: 100 * time.Millisecond}, nil // the cache is behind

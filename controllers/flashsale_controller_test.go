@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -602,4 +603,50 @@ func TestCaseK27(t *testing.T) {
 	if report := testmysql.Audit(t, w.store, saleID(sale)); report.Available != 60_000 {
 		t.Errorf("%d rows, want 60,000", report.Available)
 	}
+}
+
+func TestEditsWhileLiveEndWell(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.manage()
+	sale := w.makeSale("edits", 5, -time.Second).Ends(time.Hour).In(w)
+	w.waitFor(sale, sales.PhaseLive)
+	w.buy(sale, "ann")
+	w.patch(sale, func() { end := metav1.NewTime(time.Now()); sale.Spec.EndTime = &end })
+	w.waitFor(sale, sales.PhaseClosed)
+	if readyReason(sale) != sales.ReasonEnded || !sale.Status.Audit.Passed {
+		t.Errorf("ended by an edit: %s, audit %+v", readyReason(sale), sale.Status.Audit)
+	}
+	before := sale.DeepCopy()
+	sale.Spec.Units = 10
+	if err := k8s.Patch(ctx, sale, client.MergeFrom(before)); err == nil || !strings.Contains(err.Error(), "the sale is over") {
+		t.Errorf("more units for a sale that is over: %v", err)
+	}
+}
+
+// Argo CD prunes in the foreground; the garbage collector would take what the object owns at once.
+func TestChildrenOutliveAForegroundDeletion(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.manage()
+	sale := w.makeSale("argo", 2, -time.Second).In(w)
+	w.waitFor(sale, sales.PhaseLive)
+	testmysql.Eventually(t, "the children are there", func() bool { return w.children() == 3 })
+	deployments := &appsv1.DeploymentList{}
+	if err := k8s.List(ctx, deployments, client.InNamespace(w.namespace)); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range deployments.Items {
+		if len(d.OwnerReferences) != 0 {
+			t.Errorf("Deployment %s is owned by %v", d.Name, d.OwnerReferences)
+		}
+		if d.Spec.Template.Annotations["sales.flashsale.dev/database"] == "" {
+			t.Errorf("Deployment %s does not follow the Secret", d.Name)
+		}
+	}
+	if err := k8s.Delete(ctx, sale); err != nil {
+		t.Fatal(err)
+	}
+	w.gone(sale)
+	testmysql.Eventually(t, "the children are gone", func() bool { return w.children() == 0 })
 }

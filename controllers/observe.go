@@ -85,7 +85,7 @@ func (s *scope) openDatabase(ctx context.Context) (*database, error) {
 		return nil, &inventory.SetupError{Reason: sales.ReasonSecretNotFound, Message: fmt.Sprintf("Secret %s does not exist in namespace %s: create it", name, s.sale.Namespace)}
 	}
 	if err != nil {
-		return nil, &inventory.SetupError{Reason: sales.ReasonSecretNotFound, Message: fmt.Sprintf("Secret %s cannot be read", name), Err: err}
+		return nil, &inventory.SetupError{Reason: sales.ReasonSecretUnreadable, Message: fmt.Sprintf("Secret %s cannot be read, will keep trying", name), Err: err}
 	}
 	options, err := inventory.OptionsFromSecret(secret.Data)
 	if err != nil {
@@ -97,7 +97,7 @@ func (s *scope) openDatabase(ctx context.Context) (*database, error) {
 // faultOf gives a database error as the plan sees it.
 func faultOf(err error) *plan.Fault {
 	setup := inventory.AsSetupError(err)
-	person := setup.Reason != inventory.ReasonUnreachable && setup.Reason != inventory.ReasonDatabaseError
+	person := setup.Reason != inventory.ReasonUnreachable && setup.Reason != inventory.ReasonDatabaseError && setup.Reason != sales.ReasonSecretUnreadable
 	return &plan.Fault{Reason: setup.Reason, Message: setup.Error(), Person: person}
 }
 

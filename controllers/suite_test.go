@@ -324,7 +324,7 @@ func (w *world) events(sale *sales.FlashSale, kind string) map[string]string {
 // claim reserves a unit, as a pod would.
 func (w *world) claim(sale *sales.FlashSale, buyer string) inventory.Result {
 	w.t.Helper()
-	results, _, err := w.store.Claim(ctx, saleID(sale), inventory.NewLine("test-"+buyer), []inventory.Request{{Buyer: buyer, Quantity: 1}})
+	results, err := w.store.Claim(ctx, saleID(sale), inventory.NewLine("test-"+buyer), []inventory.Request{{Buyer: buyer, Quantity: 1}})
 	if err != nil {
 		w.t.Fatal(err)
 	}

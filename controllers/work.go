@@ -13,8 +13,12 @@ import (
 	"flashsale.dev/operator/reserver/inventory"
 )
 
-// loadFor is how long one pass loads, before it shows its progress and lets other sales have a turn.
-const loadFor = 2 * time.Second
+const (
+	// workFor is how long one pass loads or purges, before it shows its progress and lets other sales have a turn.
+	workFor = 2 * time.Second
+	// auditFor bounds the final audit: a sale of millions of units takes minutes.
+	auditFor = 15 * time.Minute
+)
 
 // work does one step in the database. It says whether to look again: not after a fault, which s.seen then holds.
 func (s *scope) work(ctx context.Context) bool {
@@ -38,23 +42,37 @@ func (s *scope) step(ctx context.Context) error {
 	id := saleID(s.sale)
 	switch s.decision.Work {
 	case plan.WorkRegister, plan.WorkDrain:
+		ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
+		defer cancel()
 		return s.database.Register(ctx, s.inventorySale(s.decision.Work == plan.WorkDrain))
 	case plan.WorkLoad:
-		ctx, cancel := context.WithTimeout(ctx, loadFor)
-		defer cancel()
-		_, err := s.database.Load(ctx, id, nil)
-		if ctx.Err() != nil {
-			return nil // the time of this pass is over; what was loaded stays
-		}
-		return err
+		return s.inTurns(ctx, func(ctx context.Context) error {
+			_, err := s.database.Load(ctx, id, nil)
+			return err
+		})
 	case plan.WorkClose:
+		ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
+		defer cancel()
 		return s.database.CloseSale(ctx, id)
 	case plan.WorkAudit:
+		ctx, cancel := context.WithTimeout(ctx, auditFor)
+		defer cancel()
 		var err error
 		s.seen.Audit, err = s.database.Audit(ctx, id)
 		return err
 	case plan.WorkPurge:
-		return s.database.Purge(ctx, id)
+		return s.inTurns(ctx, func(ctx context.Context) error { return s.database.Purge(ctx, id) })
+	}
+	return nil
+}
+
+// inTurns does a pass's share of long work that stops between two transactions when its time is over, and goes on from
+// there in the next pass.
+func (s *scope) inTurns(ctx context.Context, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, workFor)
+	defer cancel()
+	if err := f(ctx); !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
+		return err
 	}
 	return nil
 }
@@ -67,7 +85,7 @@ func (s *scope) inventorySale(draining bool) inventory.Sale {
 		Name:        client.ObjectKeyFromObject(s.sale).String(),
 		SKU:         spec.SKU,
 		Units:       int64(spec.Units),
-		StartsAt:    spec.StartTime.Time,
+		StartsAt:    spec.StartTime.Truncate(time.Microsecond), // the precision of the database
 		HoldTTL:     spec.HoldTTL.Duration,
 		MaxPerBuyer: int(spec.MaxPerBuyer),
 		Suspended:   spec.Suspend,
@@ -75,7 +93,7 @@ func (s *scope) inventorySale(draining bool) inventory.Sale {
 		Generation:  s.sale.Generation,
 	}
 	if spec.EndTime != nil {
-		sale.EndsAt = spec.EndTime.Time
+		sale.EndsAt = spec.EndTime.Truncate(time.Microsecond)
 	}
 	return sale
 }

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/signal"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -256,28 +257,34 @@ func sweep(ctx context.Context, args []string) error {
 		return nil
 	}
 	defer func() { _ = store.Close() }()
-	health.SetReady(func() error { return nil })
+	var last atomic.Pointer[error] // of the last sweep
+	health.SetReady(func() error {
+		if err := last.Load(); err != nil {
+			return *err
+		}
+		return nil
+	})
 	c.log.Info("sweeping", "sale", c.sale, "interval", interval.String())
 	ticker := time.NewTicker(*interval)
 	defer ticker.Stop()
-	failing := false
 	for {
-		n, err := store.Sweep(ctx, c.sale, "sweeper/"+*name, *batch)
+		once, cancel := context.WithTimeout(ctx, 10*time.Second)
+		n, err := store.Sweep(once, c.sale, "sweeper/"+*name, *batch)
+		cancel()
 		switch {
 		case ctx.Err() != nil:
 			c.log.Info("stopped")
 			return nil
-		case err != nil && !failing:
-			failing = true
-			c.log.Warn("could not sweep, will keep trying", "error", err)
-		case err == nil:
-			failing = false
+		case err != nil:
+			if last.Swap(&err) == nil {
+				c.log.Warn("could not sweep, will keep trying", "error", err)
+			}
+		case last.Swap(nil) != nil:
+			c.log.Info("swept again")
 		}
 		if n > 0 {
 			swept.Add(float64(n))
 			c.log.Info("took expired holds back", "holds", n)
-		}
-		if err == nil && n == *batch {
 			continue // there may be more
 		}
 		select {

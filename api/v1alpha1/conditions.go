@@ -21,8 +21,8 @@ const (
 	ConditionSelling = "Selling"
 )
 
-// Reasons of conditions. Those of DatabaseReachable=False are listed in package inventory; SecretNotFound and
-// SecretInvalid join them.
+// Reasons of conditions. Those of DatabaseReachable=False are listed in package inventory; SecretNotFound,
+// SecretUnreadable and SecretInvalid join them.
 const (
 	// ReasonScheduled surfaces when the sale is loaded and waits for its warm-up or start.
 	ReasonScheduled = "Scheduled"
@@ -50,6 +50,8 @@ const (
 	ReasonReachable = "Reachable"
 	// ReasonSecretNotFound surfaces when spec.database.secretRef names no Secret of the namespace.
 	ReasonSecretNotFound = "SecretNotFound"
+	// ReasonSecretUnreadable surfaces when the API server does not give the Secret out.
+	ReasonSecretUnreadable = "SecretUnreadable"
 	// ReasonSecretInvalid surfaces when the Secret lacks a key.
 	ReasonSecretInvalid = "SecretInvalid"
 	// ReasonAvailable surfaces when the pods wanted are ready.
@@ -71,3 +73,6 @@ const Finalizer = "sales.flashsale.dev/drain"
 
 // AnnotationForceDelete set to "true" gives up what deletion waits for: live holds and the deletion of rows.
 const AnnotationForceDelete = "sales.flashsale.dev/force-delete"
+
+// LabelSaleUID holds the UID of the FlashSale that a Deployment, Service or pod belongs to.
+const LabelSaleUID = "sales.flashsale.dev/sale-uid"

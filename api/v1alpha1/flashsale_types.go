@@ -15,7 +15,8 @@ type FlashSaleSpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	SKU string `json:"sku"`
 
-	// units is how many units are for sale, 1 to 10,000,000. It may grow, and may not shrink below what is loaded.
+	// units is how many units are for sale, 1 to 10,000,000. It may grow until the sale is over, and may not shrink once
+	// loading has begun.
 	// +required
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=10000000
@@ -122,6 +123,7 @@ type ReserverSpec struct {
 
 	// resources of each reservation pod. Default: requests of 100m CPU and 64Mi, a limit of 512Mi.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="!has(self.claims)",message="claims are not supported"
 	Resources *corev1.ResourceRequirements `json:"resources,omitempty"`
 }
 
@@ -270,7 +272,8 @@ type AuditStatus struct {
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$') && size(self.metadata.name) <= 50",message="the name must be a DNS label of at most 50 characters that begins with a letter: the reservation Service is named after it"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.inventory) || oldSelf.status.inventory.loaded == 0 || self.spec.sku == oldSelf.spec.sku",message="sku cannot change once units are loaded"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.inventory) || self.spec.units >= oldSelf.spec.units || self.spec.units >= oldSelf.status.inventory.loaded",message="units cannot shrink below the number loaded (status.inventory.loaded)"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.inventory) || self.spec.units >= oldSelf.spec.units",message="units cannot shrink once loading has begun (status.inventory)"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.phase) || oldSelf.status.phase != 'Closed' || (self.spec.sku == oldSelf.spec.sku && self.spec.units == oldSelf.spec.units && self.spec.startTime == oldSelf.spec.startTime && has(self.spec.endTime) == has(oldSelf.spec.endTime) && (!has(self.spec.endTime) || self.spec.endTime == oldSelf.spec.endTime))",message="the sale is over: sku, units, startTime and endTime cannot change; make a new FlashSale"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.openedAt) || self.spec.startTime == oldSelf.spec.startTime",message="startTime cannot move once the sale has opened (status.openedAt)"
 type FlashSale struct {
 	metav1.TypeMeta   `json:",inline"`

@@ -32,7 +32,7 @@ type Observed struct {
 
 	Reservers Pods
 	Sweeper   Pods
-	// ChildFault says why children could not be applied in the pass before; nil when they could.
+	// ChildFault says why children could not be applied in this pass; nil before that, and when they could.
 	ChildFault *Fault
 }
 
@@ -144,7 +144,7 @@ func deleting(s sale) (Decision, bool) {
 		d.Message = "waiting for the database to drain live holds: " + s.seen.Fault.Message
 		d.Run, d.Wake = s.seen.Reservers.Desired > 0, wakeFault
 		_, _, gone := s.leave()
-		waited := s.seen.Fault.Person || s.seen.Previous.Inventory == nil || s.now.Sub(s.seen.DeletedAt) >= patience
+		waited := s.seen.Fault.Reason == sales.ReasonSecretNotFound || !s.loadedBefore() || s.now.Sub(s.seen.DeletedAt) >= patience
 		if d.Finish = gone && waited; d.Finish {
 			d.Run = false
 		}
@@ -189,15 +189,16 @@ func databaseFault(s sale) (Decision, bool) {
 	}
 	// Pods are made in time even when only the controller cannot reach the database. The clock may be wrong by minutes:
 	// it opens and closes nothing, and pods are taken away only with the database's word.
-	inventory := s.seen.Previous.Inventory
-	loaded := inventory != nil && inventory.Loaded >= int64(s.spec.Units)
-	d.Run = s.seen.Reservers.Desired > 0 || loaded && !s.now.Before(s.warmAt())
+	before := s.seen.Previous
+	loaded := before.Inventory != nil && before.Inventory.Loaded >= int64(s.spec.Units)
+	ended := before.ClosedAt != nil || d.Phase == sales.PhaseFailed
+	d.Run = s.seen.Reservers.Desired > 0 || loaded && !ended && s.warm()
 	return d, true
 }
 
 func missed(s sale) (Decision, bool) {
 	loaded := s.seen.Sale != nil && (s.seen.Sale.Loaded > 0 || !s.seen.Sale.ClosedAt.IsZero())
-	if s.spec.EndTime == nil || s.now.Before(s.spec.EndTime.Time) || loaded || s.loadedBefore() {
+	if !s.over() || loaded || s.loadedBefore() {
 		return Decision{}, false
 	}
 	return Decision{Phase: sales.PhaseClosed, Message: "the end had passed when the object was first seen: nothing was loaded"}, true
@@ -258,8 +259,9 @@ func scheduled(s sale) (Decision, bool) {
 	if s.warm() {
 		return Decision{}, false
 	}
+	start, _ := s.window()
 	return Decision{Phase: sales.PhaseScheduled, Wake: min(s.warmAt().Sub(s.now), wakeAtMost),
-		Message: fmt.Sprintf("%d units loaded; opens at %s", s.seen.Sale.Loaded, s.spec.StartTime.UTC().Format(time.RFC3339))}, true
+		Message: fmt.Sprintf("%d units loaded; opens at %s", s.seen.Sale.Loaded, start.Format(time.RFC3339))}, true
 }
 
 func closing(s sale) (Decision, bool) {
@@ -278,14 +280,18 @@ func closing(s sale) (Decision, bool) {
 func running(s sale) (Decision, bool) {
 	sale := s.seen.Sale
 	d := Decision{Phase: s.runningPhase(), Run: true, Wake: wakeLive}
+	start, _ := s.window()
 	switch d.Phase {
 	case sales.PhaseWarming:
-		d.Message = fmt.Sprintf("%d of %d reservation pods ready; opens at %s", s.seen.Reservers.Ready, s.spec.Reserver.Replicas, s.spec.StartTime.UTC().Format(time.RFC3339))
-		d.Wake = min(max(s.spec.StartTime.Sub(s.now), time.Millisecond), wakeLive)
+		d.Message = fmt.Sprintf("%d of %d reservation pods ready; opens at %s", s.seen.Reservers.Ready, s.spec.Reserver.Replicas, start.Format(time.RFC3339))
+		d.Wake = min(max(start.Sub(s.now), time.Millisecond), wakeLive)
 	case sales.PhaseSuspended:
 		d.Message = fmt.Sprintf("suspended; %d units are held and can be paid", sale.Held)
 	default:
 		d.Message = fmt.Sprintf("%d available, %d held, %d sold", sale.Available, sale.Held, sale.Sold)
+		if !start.Equal(s.spec.StartTime.Truncate(time.Microsecond)) { // the precision of the database
+			d.Message += fmt.Sprintf("; startTime cannot move any more, the sale opened at %s", start.Format(time.RFC3339))
+		}
 	}
 	return d, true
 }
@@ -296,22 +302,39 @@ func (s sale) loadedBefore() bool {
 	return s.seen.Previous.Inventory != nil && s.seen.Previous.Inventory.Loaded > 0
 }
 
+// window is what the pods obey: the database's row, which does not follow every edit of the spec; before there is one, the
+// spec's own. An end of zero means none.
+func (s sale) window() (start, end time.Time) {
+	if s.seen.Sale != nil {
+		return s.seen.Sale.StartsAt, s.seen.Sale.EndsAt
+	}
+	if s.spec.EndTime != nil {
+		end = s.spec.EndTime.Time
+	}
+	return s.spec.StartTime.Time, end
+}
+
 // over says that the window has ended.
-func (s sale) over() bool { return s.spec.EndTime != nil && !s.now.Before(s.spec.EndTime.Time) }
+func (s sale) over() bool {
+	_, end := s.window()
+	return !end.IsZero() && !s.now.Before(end)
+}
 
 func (s sale) warmAt() time.Time {
-	return s.spec.StartTime.Add(-s.spec.Reserver.Warmup.Duration)
+	start, _ := s.window()
+	return start.Add(-s.spec.Reserver.Warmup.Duration)
 }
 
 func (s sale) warm() bool { return !s.now.Before(s.warmAt()) }
 
 func (s sale) runningPhase() sales.Phase {
-	switch {
-	case s.over():
+	if s.over() {
 		return sales.PhaseDraining
-	case s.spec.Suspend:
+	}
+	if s.spec.Suspend {
 		return sales.PhaseSuspended
-	case s.now.Before(s.spec.StartTime.Time):
+	}
+	if start, _ := s.window(); s.now.Before(start) {
 		return sales.PhaseWarming
 	}
 	return sales.PhaseLive

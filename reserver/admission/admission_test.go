@@ -32,7 +32,7 @@ func TestJudge(t *testing.T) {
 		want     inventory.Outcome
 	}{
 		"nothing is known yet":  {nil, 1, 0},
-		"the view is old":       {view(live, func(v *View) { v.Arrived = local.Add(-2 * time.Second) }), 1, 0},
+		"the view is old":       {view(live, func(v *View) { v.Asked = local.Add(-2 * time.Second) }), 1, 0},
 		"well before the start": {view(start.Add(-time.Second), nil), 1, inventory.OutcomeNotOpen},
 		"the start may have come since the view was asked for": {view(start.Add(-15*time.Millisecond), func(v *View) { v.Available, v.Held = 5, 0 }), 1, 0},
 		"the start has surely not come":                        {view(start.Add(-21*time.Millisecond), nil), 1, inventory.OutcomeNotOpen},

@@ -35,7 +35,7 @@ func (v *View) Bounds(now time.Time) (earliest, latest time.Time) {
 // Judge says what memory may answer a request for quantity units at the pod's local instant now; 0 means: ask the
 // database. The answers are of outcomes that are refusals.
 func (v *View) Judge(now time.Time, quantity int) inventory.Outcome {
-	if v == nil || now.Sub(v.Arrived) > staleAfter {
+	if v == nil || now.Sub(v.Asked) > staleAfter {
 		return 0
 	}
 	earliest, latest := v.Bounds(now)

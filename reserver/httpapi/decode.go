@@ -29,6 +29,9 @@ func decode(w http.ResponseWriter, r *http.Request, v any) *Problem {
 	case len(bytes.TrimSpace(body)) == 0:
 		return nil
 	}
+	if bytes.TrimSpace(body)[0] != '{' { // null would pass for an empty object
+		return problemInvalid("The body is not a JSON object.")
+	}
 	d := json.NewDecoder(bytes.NewReader(body))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {
@@ -68,7 +71,7 @@ func (b *confirmBody) check() (paidAt time.Time, p *Problem) {
 	}
 	if b.PaidAt != nil {
 		t, err := time.Parse(time.RFC3339, *b.PaidAt)
-		if err != nil || t.Year() < 2000 || t.Year() > 9999 {
+		if err != nil || t.UTC().Year() < 2000 || t.UTC().Year() > 9999 {
 			return paidAt, problemInvalid("paidAt must be an RFC 3339 time with an offset.")
 		}
 		paidAt = t

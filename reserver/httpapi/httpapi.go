@@ -49,7 +49,7 @@ func New(store *inventory.Store, sale uuid.UUID, pod string, registry *prometheu
 	line := inventory.NewLine(pod)
 	s.claims = admission.NewLine(linePlaces, func(ctx context.Context, batch []inventory.Request) ([]inventory.Result, error) {
 		s.batches.Observe(float64(len(batch)))
-		results, _, err := store.Claim(ctx, sale, line, batch)
+		results, err := store.Claim(ctx, sale, line, batch)
 		if err != nil {
 			s.log.Warn("could not claim", "requests", len(batch), "error", err)
 		}
@@ -172,7 +172,8 @@ func refuse(w http.ResponseWriter, p *Problem) string {
 
 // fail answers an error that no call expects: the database, mostly.
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, doing string, err error) string {
-	if !errors.Is(err, context.Canceled) {
+	// A flood must not flood the log: the counters tell of it.
+	if !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, admission.ErrFull) {
 		s.log.Warn("could not "+doing, "error", err, "method", r.Method)
 	}
 	return refuse(w, problemUnavailable)
@@ -237,7 +238,8 @@ func (s *Server) ask(ctx context.Context, request inventory.Request) (inventory.
 		return inventory.Result{Outcome: no}, nil
 	}
 	result, err := s.lookUp.Ask(ctx, request)
-	if err == nil && result.Outcome == 0 {
+	shut := no == inventory.OutcomeClosed || no == inventory.OutcomeSuspended
+	if err == nil && (result.Outcome == 0 || shut && result.Outcome == inventory.OutcomeLimit) {
 		result.Outcome = no
 	}
 	return result, err
@@ -286,7 +288,7 @@ func (s *Server) refusal(result inventory.Result, quantity int) *Problem {
 
 // owned reads the reservation of the path, and hides it from a buyer who does not own it. Without a buyer the caller is
 // the checkout, which knows the unguessable id.
-func (s *Server) owned(r *http.Request) (uuid.UUID, *Problem, error) {
+func (s *Server) owned(ctx context.Context, r *http.Request) (uuid.UUID, *Problem, error) {
 	rid, p := reservationID(r)
 	if p != nil {
 		return rid, p, nil
@@ -298,7 +300,7 @@ func (s *Server) owned(r *http.Request) (uuid.UUID, *Problem, error) {
 	if name == "" {
 		return rid, nil, nil
 	}
-	res, err := s.store.Reservation(r.Context(), s.sale, rid)
+	res, err := s.store.Reservation(ctx, s.sale, rid)
 	if errors.Is(err, inventory.ErrNotFound) || err == nil && res.Buyer != name {
 		return rid, problemUnknown, nil
 	}
@@ -307,15 +309,15 @@ func (s *Server) owned(r *http.Request) (uuid.UUID, *Problem, error) {
 
 // change runs a call on the reservation of the path, and answers its state or why not.
 func (s *Server) change(w http.ResponseWriter, r *http.Request, doing string, f func(ctx context.Context, rid uuid.UUID) (*inventory.Reservation, error)) string {
-	rid, p, err := s.owned(r)
+	ctx, cancel := context.WithTimeout(r.Context(), answerLimit)
+	defer cancel()
+	rid, p, err := s.owned(ctx, r)
 	if p != nil {
 		return refuse(w, p)
 	}
 	if err != nil {
 		return s.fail(w, r, doing, err)
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), answerLimit)
-	defer cancel()
 	res, err := f(ctx, rid)
 	conflict := func(slug, title string) string {
 		return refuse(w, &Problem{Slug: slug, Title: title, Status: http.StatusConflict})

@@ -163,7 +163,7 @@ func TestCase061(t *testing.T) {
 		}
 	}
 	for name, body := range map[string]string{
-		"unknown field": `{"quantity":1,"buyer":"bob"}`, "two objects": `{"quantity":1}{"quantity":1}`, "no object": `1`, "array": `[{"quantity":1}]`,
+		"unknown field": `{"quantity":1,"buyer":"bob"}`, "two objects": `{"quantity":1}{"quantity":1}`, "no object": `1`, "array": `[{"quantity":1}]`, "null": `null`,
 		"not JSON": `quantity=1`, "cut off": `{"quantity":1`, "bytes": "\x00\xff",
 	} {
 		if got := call(t, server, "POST", "/v1/reservations", "ann", body); got.kind() != "422 invalid" {
@@ -198,6 +198,7 @@ func TestBadRequests(t *testing.T) {
 		{"payment id too long", "POST", unknown + "/confirm", "", `{"paymentId":"` + long + `"}`, "422 invalid"},
 		{"payment id with a line break", "POST", unknown + "/confirm", "", `{"paymentId":"a\nb"}`, "422 invalid"},
 		{"payment time without an offset", "POST", unknown + "/confirm", "", `{"paymentId":"p","paidAt":"2026-12-01T04:31:00"}`, "422 invalid"},
+		{"payment time beyond the calendar", "POST", unknown + "/confirm", "", `{"paymentId":"p","paidAt":"9999-12-31T23:59:59-12:00"}`, "422 invalid"},
 		{"payment id as a number", "POST", unknown + "/confirm", "", `{"paymentId":1}`, "422 invalid"},
 		{"wrong method", "PUT", "/v1/reservations", "ann", "", "405 method-not-allowed"},
 		{"unknown path", "GET", "/v2/reservations", "ann", "", "404 not-found"},

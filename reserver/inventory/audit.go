@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -39,7 +40,8 @@ func (r *Report) Failed() []Check {
 	return failed
 }
 
-// auditChecks are queries that give one text per breach. Each takes the sale's id as often as it has placeholders.
+// auditChecks are queries that give one text per breach. Each takes the sale's id as often as it has placeholders;
+// NOW_OF_SNAPSHOT is the time of the snapshot, for the statements before may have taken long.
 var auditChecks = []struct{ id, claim, query string }{
 	{"I1", "unit rows are numbered 1..n without gaps, n is what the loader counted and at most what is declared", `
 		SELECT CONCAT('rows ', COUNT(*), ', first ', COALESCE(MIN(u.unit_no), 0), ', last ', COALESCE(MAX(u.unit_no), 0), ', loader counted ', t.available, ', declared ', s.units)
@@ -70,7 +72,7 @@ var auditChecks = []struct{ id, claim, query string }{
 		WHERE s.sale_id = ? AND u.state IN (1, 2) GROUP BY s.units HAVING COUNT(*) > s.units`},
 	{"I4", "no hold is live 2 s after its time", `
 		SELECT CONCAT('reservation ', HEX(reservation_id), ' expired at ', lapses_at) FROM flashsale_reservation
-		WHERE sale_id = ? AND lapses_at < UTC_TIMESTAMP(6) - INTERVAL 2 SECOND ORDER BY lapses_at LIMIT 10`},
+		WHERE sale_id = ? AND lapses_at < NOW_OF_SNAPSHOT - INTERVAL 2 SECOND ORDER BY lapses_at LIMIT 10`},
 	{"I5", "every confirmed reservation has one ledger row of its quantity, and no other has one", `
 		SELECT CONCAT('reservation ', HEX(r.reservation_id), ' in state ', r.state, ', ledger quantity ', COALESCE(l.quantity, 'missing')) FROM flashsale_reservation r
 		LEFT JOIN flashsale_ledger l ON l.sale_id = r.sale_id AND l.reservation_id = r.reservation_id
@@ -79,10 +81,10 @@ var auditChecks = []struct{ id, claim, query string }{
 		SELECT CONCAT('payment ', HEX(l.payment_id), ' is of no reservation') FROM flashsale_ledger l
 		LEFT JOIN flashsale_reservation r ON r.sale_id = l.sale_id AND r.reservation_id = l.reservation_id
 		WHERE l.sale_id = ? AND r.reservation_id IS NULL LIMIT 10`},
-	{"I6", "no buyer has more than maxPerBuyer units, or two live reservations", `
+	{"I6", "no buyer has more than the largest maxPerBuyer there was, or two live reservations", `
 		SELECT CONCAT('buyer ', HEX(r.buyer), ' has ', SUM(r.quantity), ' units in ', SUM(r.state = 1), ' live reservations') FROM flashsale_reservation r
-		JOIN flashsale_sale s ON s.sale_id = r.sale_id WHERE r.sale_id = ? AND r.state IN (1, 2) GROUP BY r.buyer, s.max_per_buyer
-		HAVING SUM(r.quantity) > s.max_per_buyer OR SUM(r.state = 1) > 1 LIMIT 10`},
+		JOIN flashsale_sale s ON s.sale_id = r.sale_id WHERE r.sale_id = ? AND r.state IN (1, 2) GROUP BY r.buyer, s.highest_limit
+		HAVING SUM(r.quantity) > s.highest_limit OR SUM(r.state = 1) > 1 LIMIT 10`},
 	{"I6", "what is kept of each buyer equals his reservations", `
 		SELECT CONCAT('buyer ', HEX(b.buyer), ' is said to hold ', b.held, ' and have bought ', b.sold, ', reservations say ', COALESCE(r.held, 0), ' and ', COALESCE(r.sold, 0)) FROM flashsale_buyer b
 		LEFT JOIN (SELECT buyer, SUM(IF(state = 1, quantity, 0)) AS held, SUM(IF(state = 2, quantity, 0)) AS sold, MAX(IF(state = 1, reservation_id, NULL)) AS live
@@ -101,7 +103,7 @@ var auditChecks = []struct{ id, claim, query string }{
 // Audit proves the invariants from the rows, in one consistent snapshot, without a lock. A sale that does not exist is
 // ErrNoSale. I7 and I10 speak of answers, which rows do not show.
 func (s *Store) Audit(ctx context.Context, sale uuid.UUID) (*Report, error) {
-	tx, err := s.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelRepeatableRead, ReadOnly: true})
+	tx, err := s.audits.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelRepeatableRead, ReadOnly: true})
 	if err != nil {
 		return nil, fmt.Errorf("beginning the audit: %w", err)
 	}
@@ -117,7 +119,7 @@ func (s *Store) Audit(ctx context.Context, sale uuid.UUID) (*Report, error) {
 		return nil, fmt.Errorf("counting units: %w", err)
 	}
 	for _, c := range auditChecks {
-		breaches, err := runCheck(ctx, tx, c.query, sale)
+		breaches, err := runCheck(ctx, tx, strings.ReplaceAll(c.query, "NOW_OF_SNAPSHOT", snap.Now.Format("TIMESTAMP'2006-01-02 15:04:05.000000'")), sale)
 		if err != nil {
 			return nil, fmt.Errorf("checking %s, %s: %w", c.id, c.claim, err)
 		}

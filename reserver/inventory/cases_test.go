@@ -153,7 +153,7 @@ func TestCase066(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = paused.Rollback() }()
-	rows, err := paused.QueryContext(ctx, inventory.FreshUnitsSQL, sale.ID[:], 1, 10)
+	rows, err := paused.QueryContext(ctx, inventory.FreshUnitsSQL, sale.ID[:], 1, 1001, 10)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +189,7 @@ func TestCase077(t *testing.T) {
 	results := make([]inventory.Result, 50)
 	for i := range results { // 50 pods, to race as hard as can be
 		wg.Go(func() {
-			got, _, err := store.Claim(ctx, sale.ID, inventory.NewLine(fmt.Sprint("pod-", i)), requests[i:i+1])
+			got, err := store.Claim(ctx, sale.ID, inventory.NewLine(fmt.Sprint("pod-", i)), requests[i:i+1])
 			if err != nil {
 				t.Error(err)
 				return

@@ -44,18 +44,20 @@ type Result struct {
 // Line is one queue of claims. Its calls to Claim must not overlap; any number of lines, in any number of processes,
 // may claim from one sale.
 type Line struct {
-	name     string
-	next     int64     // where to look for fresh units
-	rescanAt time.Time // not before: look from the first unit again
+	name         string
+	next         int64     // where to look for fresh units; 0 before the first claim
+	missingSince time.Time // since when units are available that the line does not find
 }
 
 // NewLine makes a line. The name must be unique among the running lines of the sale; its tally row carries it.
 func NewLine(name string) *Line { return &Line{name: name} }
 
 const (
-	claimPatience  = time.Second            // how long Claim tries to get units that others have locked
-	rescanInterval = 250 * time.Millisecond // how often at most a line looks for fresh units behind its start
-	sweepInClaim   = 1000                   // expired holds given back by a claim that finds nothing else
+	claimPatience = time.Second            // how long Claim tries to get units that others have locked
+	rescanAfter   = 250 * time.Millisecond // how long units must be missing before a line looks for them behind its start
+	scanRows      = 20_000                 // rows that one scan for fresh units walks at most
+	scans         = 8                      // such scans in one transaction
+	sweepInClaim  = 1000                   // expired holds given back by a claim that finds nothing else
 )
 
 // Claim answers requests in one transaction, in their order: as many units as they ask for together are taken with
@@ -64,7 +66,7 @@ const (
 // Requests of one buyer get one reservation. A short shelf is final only when the exact counts say so: units locked
 // by transactions that may roll back are waited for (up to a second, then OutcomeBusy), expired holds are taken back.
 // An error leaves the outcome of every request unknown to the caller; asking again gives the same reservation.
-func (s *Store) Claim(ctx context.Context, sale uuid.UUID, line *Line, requests []Request) ([]Result, *Snapshot, error) {
+func (s *Store) Claim(ctx context.Context, sale uuid.UUID, line *Line, requests []Request) ([]Result, error) {
 	results := make([]Result, len(requests))
 	pending := make([]int, len(requests)) // indexes of the requests without a final answer
 	for i := range pending {
@@ -84,18 +86,18 @@ func (s *Store) Claim(ctx context.Context, sale uuid.UUID, line *Line, requests 
 		case Classify(err) == Conflict && conflicts < 10:
 			conflicts++
 			if !pause(ctx, conflicts) {
-				return nil, nil, ctx.Err()
+				return nil, ctx.Err()
 			}
 			continue
 		default:
-			return nil, nil, err
+			return nil, err
 		}
 		for i, p := range pending {
 			results[p] = c.results[i]
 		}
 		if len(c.lapsed) > 0 {
 			if err := s.expire(ctx, sale, line.name, c.lapsed); err != nil {
-				return nil, nil, err
+				return nil, err
 			}
 			continue
 		}
@@ -105,16 +107,16 @@ func (s *Store) Claim(ctx context.Context, sale uuid.UUID, line *Line, requests 
 		}
 		pending = slices.DeleteFunc(pending, func(i int) bool { return !short(i) })
 		if len(pending) == 0 || time.Now().After(giveUp) {
-			return results, c.snapshot, nil
+			return results, nil
 		}
 		if c.overdue {
 			if _, err := s.Sweep(ctx, sale, line.name, sweepInClaim); err != nil {
-				return nil, nil, err
+				return nil, err
 			}
 		}
 		rounds++
 		if !pause(ctx, min(rounds, 4)) {
-			return results, c.snapshot, nil // Busy, for those without units
+			return results, nil // Busy, for those without units
 		}
 	}
 }
@@ -140,11 +142,10 @@ type claim struct {
 	requests []Request
 	results  []Result
 
-	snapshot *Snapshot       // the counts, when units were short
-	overdue  bool            // expired holds stand on the shelf, so that "short" is not the last word
-	lapsed   []uuid.UUID     // expired holds of the batch's own buyers: take them back, then try again
-	buyers   map[string]*buy // what the batch's buyers have
-	next     int64           // the line's new start, if the attempt commits
+	overdue bool            // expired holds stand on the shelf, so that "short" is not the last word
+	lapsed  []uuid.UUID     // expired holds of the batch's own buyers: take them back, then try again
+	buyers  map[string]*buy // what the batch's buyers have
+	next    int64           // the line's new start, if the attempt commits
 }
 
 // buy is a row of flashsale_buyer.
@@ -152,6 +153,7 @@ type buy struct {
 	exists bool
 	sold   int
 	live   *Reservation
+	lapsed *Reservation // still held, and past its time
 }
 
 // run fills results, or leaves lapsed filled and nothing changed.
@@ -163,45 +165,48 @@ func (c *claim) run(ctx context.Context) error {
 			return err
 		}
 		if gate := window.Gate(window.Now); gate != GateOpen {
-			c.answerAll(gate)
 			if gate == GateNotOpen {
+				c.refuseAll(gate)
 				return nil
 			}
 		}
-		if err := c.readBuyers(ctx, tx, window.Now); err != nil || len(c.lapsed) > 0 {
+		if err := c.readBuyers(ctx, tx); err != nil || len(c.lapsed) > 0 {
 			return err
 		}
 		wanted := c.answerWithoutUnits(window.MaxPerBuyer)
-		if wanted == 0 || window.Gate(window.Now) != GateOpen {
+		if gate := window.Gate(window.Now); gate != GateOpen {
+			c.refuseAll(gate)
 			return nil
 		}
-		returned, fresh, now, err := c.lockUnits(ctx, tx, wanted)
+		if wanted == 0 {
+			return nil
+		}
+		returned, fresh, now, err := c.lockUnits(ctx, tx, wanted, window.Units)
 		if err != nil {
 			return err
 		}
 		if now.IsZero() {
 			now = window.Now
 		}
-		// The row locks waited for may have cost time: the grant counts from the moment the units were locked.
+		// The row locks waited for may have cost time: the grant counts from the scan that locked the units, which waits
+		// for nobody.
 		if gate := window.Gate(now); gate != GateOpen {
-			c.answerAll(gate)
-			c.answerWithoutUnits(window.MaxPerBuyer)
+			c.refuseAll(gate)
 			return nil
 		}
 		found := len(returned) + len(fresh)
 		free := Counts{Available: int64(found)}
-		if found < wanted {
-			if c.snapshot, err = readSnapshot(ctx, tx, c.sale); err != nil {
+		if found == wanted {
+			c.line.missingSince = time.Time{}
+		} else {
+			snap, err := readSnapshot(ctx, tx, c.sale)
+			if err != nil {
 				return err
 			}
-			free = c.snapshot.Counts
-			c.overdue = !c.snapshot.NextLapse.IsZero() && !c.snapshot.NextLapse.After(c.snapshot.Now)
-			// From the start on, everything is taken or locked. What locks leave behind by a rollback, or a process that
-			// died, is found by looking from the first unit again.
-			c.next = c.snapshot.Loaded + 1
-			if free.Available > int64(found) && time.Now().After(c.line.rescanAt) {
-				c.next, c.line.rescanAt = 1, time.Now().Add(rescanInterval)
-			}
+			free = snap.Counts
+			free.Available += snap.Units - snap.Loaded // not there yet, but not sold out either
+			c.overdue = !snap.NextLapse.IsZero() && !snap.NextLapse.After(snap.Now)
+			c.lookBehind(snap, int64(found))
 		}
 		granted = c.assign(append(slices.Clone(returned), fresh...), free, now, window.HoldTTL)
 		if len(granted) == 0 {
@@ -219,10 +224,27 @@ func (c *claim) run(ctx context.Context) error {
 	return err
 }
 
-func (c *claim) answerAll(gate Gate) {
+// refuseAll says that the gate is shut, to all but those who hold a reservation.
+func (c *claim) refuseAll(gate Gate) {
 	outcome := map[Gate]Outcome{GateNotOpen: OutcomeNotOpen, GateSuspended: OutcomeSuspended, GateClosed: OutcomeClosed}[gate]
 	for i := range c.results {
-		c.results[i] = Result{Outcome: outcome}
+		if c.results[i].Outcome != OutcomeReplay {
+			c.results[i] = Result{Outcome: outcome}
+		}
+	}
+}
+
+// lookBehind makes the line's next claim begin at the first unit again, when units have been available for a while that
+// it does not find: a rollback, or a process that died, left them behind its start. Before, they may just be locked.
+func (c *claim) lookBehind(snap *Snapshot, found int64) {
+	switch {
+	case c.next <= snap.Loaded: // there is more to look at ahead
+	case snap.Available <= found:
+		c.line.missingSince = time.Time{}
+	case c.line.missingSince.IsZero():
+		c.line.missingSince = time.Now()
+	case time.Since(c.line.missingSince) > rescanAfter:
+		c.next, c.line.next, c.line.missingSince = 0, 1, time.Time{}
 	}
 }
 
@@ -247,7 +269,7 @@ func (c *claim) readWindow(ctx context.Context, tx *sql.Tx) (*Snapshot, error) {
 }
 
 // readBuyers locks the rows of the batch's buyers, so that a buyer's claims and confirmations take turns.
-func (c *claim) readBuyers(ctx context.Context, tx *sql.Tx, now time.Time) error {
+func (c *claim) readBuyers(ctx context.Context, tx *sql.Tx) error {
 	names := make([]string, 0, len(c.requests))
 	for _, r := range c.requests {
 		names = append(names, r.Buyer)
@@ -258,8 +280,8 @@ func (c *claim) readBuyers(ctx context.Context, tx *sql.Tx, now time.Time) error
 	}
 	c.buyers = buyers
 	for _, b := range buyers {
-		if b.live != nil && !b.live.ExpiresAt.After(now) {
-			c.lapsed = append(c.lapsed, b.live.ID)
+		if b.lapsed != nil {
+			c.lapsed = append(c.lapsed, b.lapsed.ID)
 		}
 	}
 	return nil
@@ -273,7 +295,7 @@ func readBuyers(ctx context.Context, q queryer, sale uuid.UUID, names []string, 
 	for _, n := range names {
 		args = append(args, []byte(n))
 	}
-	rows, err := q.QueryContext(ctx, `SELECT buyer, held, sold, reservation_id, granted_at, expires_at FROM flashsale_buyer
+	rows, err := q.QueryContext(ctx, `SELECT buyer, held, sold, reservation_id, granted_at, expires_at, UTC_TIMESTAMP(6) FROM flashsale_buyer
 		WHERE sale_id = ? AND buyer IN (`+placeholders(len(names))+`) ORDER BY buyer`+lock, args...)
 	if err != nil {
 		return nil, fmt.Errorf("reading the buyers: %w", err)
@@ -287,13 +309,17 @@ func readBuyers(ctx context.Context, q queryer, sale uuid.UUID, names []string, 
 		var name, rid []byte
 		var held, sold int
 		var granted, expires sql.NullTime
-		if err := rows.Scan(&name, &held, &sold, &rid, &granted, &expires); err != nil {
+		var now time.Time
+		if err := rows.Scan(&name, &held, &sold, &rid, &granted, &expires, &now); err != nil {
 			return nil, fmt.Errorf("reading the buyers: %w", err)
 		}
 		b := buyers[string(name)]
 		b.exists, b.sold = true, sold
 		if rid != nil {
 			b.live = &Reservation{ID: uuid.UUID(rid), Buyer: string(name), Quantity: held, State: Held, GrantedAt: granted.Time, ExpiresAt: expires.Time}
+			if !expires.Time.After(now) {
+				b.live, b.lapsed = nil, b.live
+			}
 		}
 	}
 	return buyers, rows.Err()
@@ -340,11 +366,12 @@ const (
 	ReturnedUnitsSQL = `SELECT unit_no, UTC_TIMESTAMP(6) FROM flashsale_returned
 		WHERE sale_id = ? ORDER BY unit_no LIMIT ? FOR UPDATE SKIP LOCKED`
 	FreshUnitsSQL = `SELECT unit_no, UTC_TIMESTAMP(6) FROM flashsale_unit
-		WHERE sale_id = ? AND unit_no >= ? AND state = 0 ORDER BY unit_no LIMIT ? FOR UPDATE SKIP LOCKED`
+		WHERE sale_id = ? AND unit_no >= ? AND unit_no < ? AND state = 0 ORDER BY unit_no LIMIT ? FOR UPDATE SKIP LOCKED`
 )
 
-// lockUnits locks up to wanted available units, and gives the database's time of the last lock.
-func (c *claim) lockUnits(ctx context.Context, tx *sql.Tx, wanted int) (returned, fresh []int64, now time.Time, err error) {
+// lockUnits locks up to wanted available units of the sale's last ones, and gives the database's time at the beginning of
+// the last scan that found some.
+func (c *claim) lockUnits(ctx context.Context, tx *sql.Tx, wanted int, last int64) (returned, fresh []int64, now time.Time, err error) {
 	lock := func(query string, args ...any) ([]int64, error) {
 		rows, err := tx.QueryContext(ctx, query, args...)
 		if err != nil {
@@ -364,17 +391,34 @@ func (c *claim) lockUnits(ctx context.Context, tx *sql.Tx, wanted int) (returned
 	if returned, err = lock(ReturnedUnitsSQL, id(c.sale), wanted); err != nil {
 		return nil, nil, now, err
 	}
-	if missing := wanted - len(returned); missing > 0 {
-		if c.line.next == 0 {
-			if err := c.findStart(ctx, tx); err != nil {
-				return nil, nil, now, err
-			}
-		}
-		if fresh, err = lock(FreshUnitsSQL, id(c.sale), c.line.next, missing); err != nil {
+	if len(returned) == wanted {
+		return returned, nil, now, nil
+	}
+	if c.line.next == 0 {
+		if err := c.findStart(ctx, tx); err != nil {
 			return nil, nil, now, err
 		}
-		if len(fresh) > 0 {
-			c.next = fresh[len(fresh)-1] + 1
+	}
+	// In slices: a line that was idle for long has many taken units to walk past, and must not do it in one go.
+	c.next = c.line.next
+	for range scans {
+		missing := wanted - len(returned) - len(fresh)
+		if missing == 0 || c.next > last {
+			break
+		}
+		end := min(c.next+scanRows, last+1)
+		found, err := lock(FreshUnitsSQL, id(c.sale), c.next, end, missing)
+		if err != nil {
+			return nil, nil, now, err
+		}
+		fresh = append(fresh, found...)
+		if len(found) == missing {
+			c.next = found[missing-1] + 1
+			break
+		}
+		c.next = end
+		if len(fresh) == 0 {
+			c.line.next = end // nothing is here, whatever becomes of this transaction
 		}
 	}
 	return returned, fresh, now, nil

@@ -35,10 +35,9 @@ type Class int
 
 // The classes of errors.
 const (
-	Bug         Class = iota // report it; a retry would fail again
+	Other       Class = iota // a retry would fail again: a person, or a change of code, must mend it
 	Conflict                 // rolled back by the server (deadlock, lock wait, duplicate key): run the transaction again
 	Unavailable              // the server cannot be reached or refuses work now: try later
-	Setup                    // credentials, permissions or schema: a person must mend it
 )
 
 // Classify is the one table of database errors.
@@ -56,14 +55,10 @@ func Classify(err error) Class {
 			1290, 1792, 1836, // read-only: fail-over under way
 			1317, 3024, // ER_QUERY_INTERRUPTED, ER_QUERY_TIMEOUT
 			1021, 1114, // disk or table full
-			2006, 2013: // server gone, through a proxy
+			2006, 2013, 4031: // server gone, through a proxy; idle for too long
 			return Unavailable
-		case 1044, 1045, 1142, 1143, 1227, 1698, // access denied, to schema, user, table, column, operation
-			1049, 1146, 1054, // no such database, table, column
-			1251, 1862, 3118: // authentication, expired password, locked account
-			return Setup
 		}
-		return Bug
+		return Other
 	}
 	var netErr net.Error
 	switch {
@@ -71,7 +66,7 @@ func Classify(err error) Class {
 		errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &netErr), errors.Is(err, context.DeadlineExceeded):
 		return Unavailable
 	}
-	return Bug
+	return Other
 }
 
 // SetupError says what is wrong with the database and what to do. Reason is a CamelCase word for conditions.
@@ -112,11 +107,13 @@ func AsSetupError(err error) *SetupError {
 	var my *mysql.MySQLError
 	if errors.As(err, &my) {
 		switch my.Number {
-		case 1045, 1698, 1251, 1862, 3118:
+		case 1045, 1698, 1251, 1862, 3118: // user, authentication, expired password, locked account
 			return &SetupError{ReasonAccessDenied, "the server refuses the user or password: correct the Secret", err}
 		case 1049:
 			return &SetupError{ReasonUnknownDatabase, "the database does not exist: create it, or correct the Secret", err}
-		case 1044, 1142, 1143, 1227:
+		case 1193: // ER_UNKNOWN_SYSTEM_VARIABLE: transaction_isolation
+			return &SetupError{ReasonUnsupportedDatabase, "the server does not know transaction_isolation: use MySQL 8.0+", err}
+		case 1044, 1142, 1143, 1227: // to schema, table, column, operation
 			return &SetupError{ReasonPermissionDenied, "the user lacks a permission: grant ALTER, CREATE, DELETE, INDEX, INSERT, SELECT and UPDATE on the database", err}
 		}
 	}

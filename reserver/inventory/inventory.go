@@ -8,6 +8,7 @@ package inventory
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -120,14 +121,15 @@ type Reservation struct {
 
 // Store is the inventory in one MySQL schema.
 type Store struct {
-	db *sql.DB
+	db     *sql.DB
+	audits *sql.DB // for statements that may take minutes
 }
 
 // DB gives the connection pool, for statistics and for tests.
 func (s *Store) DB() *sql.DB { return s.db }
 
 // Close closes the connections.
-func (s *Store) Close() error { return s.db.Close() }
+func (s *Store) Close() error { return errors.Join(s.db.Close(), s.audits.Close()) }
 
 // Unit states, as stored.
 const (

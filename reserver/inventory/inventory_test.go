@@ -20,7 +20,7 @@ var ctx = context.Background()
 // claimOne claims on a line of its own.
 func claimOne(t testing.TB, store *inventory.Store, sale inventory.Sale, buyer string, quantity int) inventory.Result {
 	t.Helper()
-	results, _, err := store.Claim(ctx, sale.ID, inventory.NewLine("line-"+uuid.NewString()), []inventory.Request{{Buyer: buyer, Quantity: quantity}})
+	results, err := store.Claim(ctx, sale.ID, inventory.NewLine("line-"+uuid.NewString()), []inventory.Request{{Buyer: buyer, Quantity: quantity}})
 	if err != nil {
 		t.Fatalf("claiming for %s: %v", buyer, err)
 	}
@@ -60,7 +60,7 @@ func stampede(t testing.TB, store *inventory.Store, sale inventory.Sale, lines i
 				for i, b := range batch {
 					asked[i] = requests[b]
 				}
-				got, _, err := store.Claim(ctx, sale.ID, line, asked)
+				got, err := store.Claim(ctx, sale.ID, line, asked)
 				if err != nil {
 					t.Errorf("claiming: %v", err)
 					return
@@ -137,7 +137,7 @@ func TestClaimScansAreServedByTheirIndex(t *testing.T) {
 		name, query, index string
 		args               []any
 	}{
-		{"fresh units", inventory.FreshUnitsSQL, "PRIMARY", []any{key, 1, 64}},
+		{"fresh units", inventory.FreshUnitsSQL, "PRIMARY", []any{key, 1, 5001, 64}},
 		{"returned units", inventory.ReturnedUnitsSQL, "PRIMARY", []any{key, 64}},
 		{"sweep", inventory.SweepSQL, "lapse", []any{key, 500}},
 	} {
@@ -184,7 +184,7 @@ func TestClaimLocksOneRecordPerUnit(t *testing.T) {
 		name, query, table string
 		args               []any
 	}{
-		{"fresh", inventory.FreshUnitsSQL, "flashsale_unit", []any{sale.ID[:], 1, 64}},
+		{"fresh", inventory.FreshUnitsSQL, "flashsale_unit", []any{sale.ID[:], 1, 1001, 64}},
 		{"returned", inventory.ReturnedUnitsSQL, "flashsale_returned", []any{sale.ID[:], 30}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -225,7 +225,7 @@ func TestUnitsLockedByOthersAreNotSoldOut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rows, err := tx.QueryContext(ctx, inventory.FreshUnitsSQL, sale.ID[:], 1, 3)
+	rows, err := tx.QueryContext(ctx, inventory.FreshUnitsSQL, sale.ID[:], 1, 4, 3)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -246,7 +246,7 @@ func TestUnitsBehindTheStartAreFound(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rows, err := tx.QueryContext(ctx, inventory.FreshUnitsSQL, sale.ID[:], 1, 4)
+	rows, err := tx.QueryContext(ctx, inventory.FreshUnitsSQL, sale.ID[:], 1, 11, 4)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +254,7 @@ func TestUnitsBehindTheStartAreFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	line := inventory.NewLine("line")
-	results, _, err := store.Claim(ctx, sale.ID, line, buyers(6, 1))
+	results, err := store.Claim(ctx, sale.ID, line, buyers(6, 1))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -264,7 +264,7 @@ func TestUnitsBehindTheStartAreFound(t *testing.T) {
 	if err := tx.Rollback(); err != nil { // the process that held 1..4 died
 		t.Fatal(err)
 	}
-	results, _, err = store.Claim(ctx, sale.ID, line, []inventory.Request{{Buyer: "w", Quantity: 1}, {Buyer: "x", Quantity: 1}, {Buyer: "y", Quantity: 1}, {Buyer: "z", Quantity: 1}})
+	results, err = store.Claim(ctx, sale.ID, line, []inventory.Request{{Buyer: "w", Quantity: 1}, {Buyer: "x", Quantity: 1}, {Buyer: "y", Quantity: 1}, {Buyer: "z", Quantity: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -289,7 +289,7 @@ func TestQuantityIsAllOrNothing(t *testing.T) {
 func TestOneBatchServesABuyerOnce(t *testing.T) {
 	store := testmysql.Store(t)
 	sale := testmysql.Sale(5).MaxPerBuyer(2).In(t, store)
-	results, _, err := store.Claim(ctx, sale.ID, inventory.NewLine("line"), []inventory.Request{{Buyer: "a", Quantity: 1}, {Buyer: "b", Quantity: 1}, {Buyer: "a", Quantity: 1}})
+	results, err := store.Claim(ctx, sale.ID, inventory.NewLine("line"), []inventory.Request{{Buyer: "a", Quantity: 1}, {Buyer: "b", Quantity: 1}, {Buyer: "a", Quantity: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -593,7 +593,7 @@ func TestAuditFindsBrokenRows(t *testing.T) {
 		{"returned unit forgotten", "DELETE FROM flashsale_returned", "I1"},
 		{"hold outlives its time", "UPDATE flashsale_reservation SET lapses_at = lapses_at - INTERVAL 1 HOUR WHERE state = 1", "I4"},
 		{"ledger row missing", "DELETE FROM flashsale_ledger", "I5"},
-		{"limit exceeded", "UPDATE flashsale_sale SET max_per_buyer = 0", "I6"},
+		{"limit exceeded", "UPDATE flashsale_sale SET highest_limit = 0", "I6"},
 		{"buyer's counts off", "UPDATE flashsale_buyer SET sold = sold + 1", "I6"},
 		{"counter corrupted", "UPDATE flashsale_tally SET held = held + 1 LIMIT 1", "I8"},
 		{"granted before the start", "UPDATE flashsale_sale SET starts_at = starts_at + INTERVAL 1 DAY", "I9"},
@@ -633,4 +633,84 @@ func TestAuditFindsBrokenRows(t *testing.T) {
 			t.Errorf("the audit did not report %s: %+v", tt.want, report.Checks)
 		})
 	}
+}
+
+// What has happened cannot be edited away, or the audit would call it wrong.
+func TestEditsDoNotRewriteThePast(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(10).MaxPerBuyer(3).Window(-time.Minute, time.Hour).In(t, store)
+	wantOutcome(t, claimOne(t, store, sale, "a", 3), inventory.OutcomeHeld)
+	edit := func(change func(*inventory.Sale)) *inventory.Snapshot {
+		t.Helper()
+		sale.Generation++
+		change(&sale)
+		if err := store.Register(ctx, sale); err != nil {
+			t.Fatal(err)
+		}
+		snap, err := store.Snapshot(ctx, sale.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return snap
+	}
+	if snap := edit(func(s *inventory.Sale) { s.MaxPerBuyer = 1 }); snap.MaxPerBuyer != 1 {
+		t.Errorf("the limit is %d", snap.MaxPerBuyer)
+	}
+	started := sale.StartsAt
+	if snap := edit(func(s *inventory.Sale) { s.StartsAt = time.Now().Add(time.Hour); s.EndsAt = time.Now().Add(2 * time.Hour) }); snap.Gate(snap.Now) != inventory.GateOpen || snap.StartsAt.Sub(started).Abs() > time.Microsecond {
+		t.Errorf("the start of a sale that had opened moved to %v", snap.StartsAt)
+	}
+	snap := edit(func(s *inventory.Sale) { s.EndsAt = time.Now().Add(-30 * time.Second) })
+	if snap.Gate(snap.Now) != inventory.GateClosed || snap.EndsAt.Before(snap.Now.Add(-time.Second)) {
+		t.Errorf("ended at %v, now is %v: want an end at this moment", snap.EndsAt, snap.Now)
+	}
+	ended := snap.EndsAt
+	if snap := edit(func(s *inventory.Sale) { s.EndsAt = time.Now().Add(-time.Hour) }); !snap.EndsAt.Equal(ended) {
+		t.Errorf("the end moved from %v to %v", ended, snap.EndsAt)
+	}
+	if snap := edit(func(s *inventory.Sale) { s.EndsAt = time.Time{} }); snap.Gate(snap.Now) != inventory.GateOpen {
+		t.Error("without an end, the sale goes on")
+	}
+	wantOutcome(t, claimOne(t, store, sale, "b", 1), inventory.OutcomeHeld)
+}
+
+// A claim walks past many taken units in slices, and comes through.
+func TestAnIdleLineCatchesUp(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(200_000).In(t, store)
+	idle := inventory.NewLine("idle")
+	first, err := store.Claim(ctx, sale.ID, idle, []inventory.Request{{Buyer: "first", Quantity: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantOutcome(t, first[0], inventory.OutcomeHeld)
+	// Others took nearly all.
+	for _, q := range []string{
+		"UPDATE flashsale_unit SET state = 2 WHERE state = 0 AND unit_no < 199999",
+		"UPDATE flashsale_tally SET available = available - 199997, sold = sold + 199997 WHERE line = 'idle'",
+	} {
+		if _, err := store.DB().ExecContext(ctx, q); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer func() { // for the audit
+		for _, q := range []string{
+			"UPDATE flashsale_unit SET state = 0 WHERE state = 2",
+			"UPDATE flashsale_tally SET available = available + 199997, sold = sold - 199997 WHERE line = 'idle'",
+		} {
+			if _, err := store.DB().ExecContext(ctx, q); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}()
+	testmysql.Eventually(t, "the line gets one of the two that are left", func() bool {
+		got, err := store.Claim(ctx, sale.ID, idle, []inventory.Request{{Buyer: "late", Quantity: 1}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if o := got[0].Outcome; o != inventory.OutcomeHeld && o != inventory.OutcomeBusy {
+			t.Fatalf("outcome %v while units are available", o)
+		}
+		return got[0].Outcome == inventory.OutcomeHeld
+	})
 }

@@ -61,8 +61,8 @@ func lockReservation(ctx context.Context, tx *sql.Tx, sale, reservation uuid.UUI
 	return r, err
 }
 
-// retry runs an idempotent transaction again after conflicts, and once more after a commit of unknown outcome: the
-// second run finds what the first one did.
+// retry runs an idempotent transaction again after conflicts (ten times), and after a commit of unknown outcome (twice): the
+// next run finds what the one before did.
 func retry(ctx context.Context, f func() error) error {
 	for round := 1; ; round++ {
 		err := f()
@@ -171,8 +171,11 @@ func (s *Store) Release(ctx context.Context, sale, reservation uuid.UUID, line s
 const SweepSQL = `SELECT reservation_id, buyer, quantity, unit_nos FROM flashsale_reservation FORCE INDEX (lapse)
 	WHERE sale_id = ? AND lapses_at <= UTC_TIMESTAMP(6) ORDER BY lapses_at LIMIT ? FOR UPDATE SKIP LOCKED`
 
-// Sweep gives back up to limit expired holds in one transaction, and says how many it did. Any number of sweepers may
-// run; a hold that is being confirmed is skipped.
+// sweepUnits is how many units one transaction gives back, or those of one hold.
+const sweepUnits = 4000
+
+// Sweep gives back up to limit expired holds in one transaction, fewer when they have many units, and says how many it
+// did: when it was not 0, there may be more. Any number of sweepers may run; a hold that is being confirmed is skipped.
 func (s *Store) Sweep(ctx context.Context, sale uuid.UUID, line string, limit int) (int, error) {
 	return s.expireWhere(ctx, sale, line, SweepSQL, id(sale), limit)
 }
@@ -199,6 +202,7 @@ func (s *Store) expireWhere(ctx context.Context, sale uuid.UUID, line, query str
 				return fmt.Errorf("finding expired holds: %w", err)
 			}
 			defer func() { _ = rows.Close() }()
+			total := 0
 			for rows.Next() {
 				var r Reservation
 				var rid, buyer []byte
@@ -210,7 +214,9 @@ func (s *Store) expireWhere(ctx context.Context, sale uuid.UUID, line, query str
 				if r.Units, err = splitUnits(units); err != nil {
 					return err
 				}
-				lapsed = append(lapsed, &r)
+				if total += r.Quantity; total <= sweepUnits || len(lapsed) == 0 {
+					lapsed = append(lapsed, &r)
+				}
 			}
 			if err := rows.Err(); err != nil || len(lapsed) == 0 {
 				return err

@@ -12,51 +12,65 @@ import (
 	"github.com/google/uuid"
 )
 
-// loadBatch is how many unit rows one transaction inserts.
-const loadBatch = 2000
+const (
+	loadBatch    = 2000             // unit rows that one transaction inserts
+	batchTimeout = 15 * time.Second // for one transaction of long work
+)
 
 // Register writes the sale's spec, unless a newer generation was written before: a manager that was paused and still
 // believes it leads changes nothing. It waits for claims in flight, so that none is granted under the old spec once it
-// has returned.
+// has returned. What has happened cannot be edited away: the start of a sale that has opened stays, and an end lies at
+// this moment at the earliest.
 func (s *Store) Register(ctx context.Context, sale Sale) error {
-	return s.inTx(ctx, func(tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, `INSERT INTO flashsale_sale
-			(sale_id, name, sku, units, starts_at, ends_at, hold_ttl_us, max_per_buyer, suspended, draining, generation)
-			VALUES (?,?,?,?,?,?,?,?,?,?,?)
-			ON DUPLICATE KEY UPDATE
-			sku = IF(generation <= VALUES(generation), VALUES(sku), sku),
-			units = IF(generation <= VALUES(generation), VALUES(units), units),
-			starts_at = IF(generation <= VALUES(generation), VALUES(starts_at), starts_at),
-			ends_at = IF(generation <= VALUES(generation), VALUES(ends_at), ends_at),
-			hold_ttl_us = IF(generation <= VALUES(generation), VALUES(hold_ttl_us), hold_ttl_us),
-			max_per_buyer = IF(generation <= VALUES(generation), VALUES(max_per_buyer), max_per_buyer),
-			suspended = IF(generation <= VALUES(generation), VALUES(suspended), suspended),
-			draining = draining OR VALUES(draining),
-			generation = GREATEST(generation, VALUES(generation))`,
-			id(sale.ID), sale.Name, sale.SKU, sale.Units, sale.StartsAt.UTC(), nullTime(sale.EndsAt),
-			sale.HoldTTL.Microseconds(), sale.MaxPerBuyer, sale.Suspended, sale.Draining, sale.Generation)
-		if err != nil {
-			return fmt.Errorf("registering the sale: %w", err)
-		}
-		_, err = tx.ExecContext(ctx, `INSERT INTO flashsale_tally (sale_id, line, available, held, sold) VALUES (?, 'load', 0, 0, 0)
-			ON DUPLICATE KEY UPDATE line = line`, id(sale.ID))
-		if err != nil {
-			return fmt.Errorf("registering the loader's tally: %w", err)
-		}
-		return nil
-	})
+	return retry(ctx, func() error { return s.inTx(ctx, func(tx *sql.Tx) error { return register(ctx, tx, sale) }) })
 }
 
-// Load inserts the sale's missing unit rows in transactions of 2,000 until all are there or the context ends, and gives
-// how many are loaded. progress, if not nil, is called after each transaction. It goes on where any process stopped:
-// loaders of one sale take turns on one row's lock, and the unit's key keeps it from existing twice.
+func register(ctx context.Context, tx *sql.Tx, sale Sale) error {
+	// The loader's tally first, as the loader does.
+	_, err := tx.ExecContext(ctx, `INSERT INTO flashsale_tally (sale_id, line, available, held, sold) VALUES (?, 'load', 0, 0, 0)
+		ON DUPLICATE KEY UPDATE line = line`, id(sale.ID))
+	if err != nil {
+		return fmt.Errorf("registering the loader's tally: %w", err)
+	}
+	// MySQL assigns from left to right, so generation comes last. The clock is read with the row's lock held.
+	var locked string
+	err = tx.QueryRowContext(ctx, "SELECT name FROM flashsale_sale WHERE sale_id = ? FOR UPDATE", id(sale.ID)).Scan(&locked)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return fmt.Errorf("locking the sale: %w", err)
+	}
+	_, err = tx.ExecContext(ctx, `INSERT INTO flashsale_sale
+		(sale_id, name, sku, units, starts_at, ends_at, hold_ttl_us, max_per_buyer, highest_limit, suspended, draining, generation)
+		VALUES (?,?,?,?,?,?,?,?,?,?,?,?)
+		ON DUPLICATE KEY UPDATE
+		sku = IF(generation <= VALUES(generation), VALUES(sku), sku),
+		units = IF(generation <= VALUES(generation), VALUES(units), units),
+		ends_at = IF(generation > VALUES(generation), ends_at, IF(loaded_at IS NULL OR starts_at > UTC_TIMESTAMP(6), VALUES(ends_at),
+			GREATEST(VALUES(ends_at), LEAST(UTC_TIMESTAMP(6), COALESCE(ends_at, UTC_TIMESTAMP(6)))))),
+		starts_at = IF(generation > VALUES(generation) OR loaded_at IS NOT NULL AND starts_at <= UTC_TIMESTAMP(6), starts_at, VALUES(starts_at)),
+		hold_ttl_us = IF(generation <= VALUES(generation), VALUES(hold_ttl_us), hold_ttl_us),
+		max_per_buyer = IF(generation <= VALUES(generation), VALUES(max_per_buyer), max_per_buyer),
+		highest_limit = GREATEST(highest_limit, max_per_buyer),
+		suspended = IF(generation <= VALUES(generation), VALUES(suspended), suspended),
+		draining = draining OR VALUES(draining),
+		generation = GREATEST(generation, VALUES(generation))`,
+		id(sale.ID), sale.Name, sale.SKU, sale.Units, sale.StartsAt.UTC(), nullTime(sale.EndsAt), sale.HoldTTL.Microseconds(),
+		sale.MaxPerBuyer, sale.MaxPerBuyer, sale.Suspended, sale.Draining, sale.Generation)
+	if err != nil {
+		return fmt.Errorf("registering the sale: %w", err)
+	}
+	return nil
+}
+
+// Load inserts the sale's missing unit rows in transactions of 2,000, until all are there or the context has ended, which
+// it looks at between two transactions. It gives how many are loaded. progress, if not nil, is called after each
+// transaction. It goes on where any process stopped: loaders of one sale take turns on one row's lock, and the unit's key
+// keeps it from existing twice.
 func (s *Store) Load(ctx context.Context, sale uuid.UUID, progress func(loaded, units int64)) (loaded int64, err error) {
-	for {
-		units, err := int64(0), error(nil)
-		loaded, units, err = s.loadOnce(ctx, sale)
-		if Classify(err) == Conflict && err != nil {
-			continue
-		}
+	for ctx.Err() == nil {
+		var units int64
+		batch, cancel := context.WithTimeout(context.WithoutCancel(ctx), batchTimeout)
+		err := retry(batch, func() (err error) { loaded, units, err = s.loadOnce(batch, sale); return err })
+		cancel()
 		if err != nil {
 			return loaded, err
 		}
@@ -66,10 +80,8 @@ func (s *Store) Load(ctx context.Context, sale uuid.UUID, progress func(loaded, 
 		if loaded >= units {
 			return loaded, nil
 		}
-		if ctx.Err() != nil {
-			return loaded, ctx.Err()
-		}
 	}
+	return loaded, ctx.Err()
 }
 
 func (s *Store) loadOnce(ctx context.Context, sale uuid.UUID) (loaded, units int64, err error) {
@@ -163,6 +175,10 @@ func readSnapshot(ctx context.Context, q queryer, sale uuid.UUID) (*Snapshot, er
 // CloseSale closes the sale for good, once nothing in it can change any more: no live hold, and every unit sold or the
 // window over (or the sale draining). Else it returns ErrLiveHolds and changes nothing. Closing twice is not an error.
 func (s *Store) CloseSale(ctx context.Context, sale uuid.UUID) error {
+	return retry(ctx, func() error { return s.closeOnce(ctx, sale) })
+}
+
+func (s *Store) closeOnce(ctx context.Context, sale uuid.UUID) error {
 	return s.inTx(ctx, func(tx *sql.Tx) error {
 		// Claims hold this row shared until they commit: with the lock taken, the counts are final.
 		var name string
@@ -222,20 +238,22 @@ func (s *Store) Sales(ctx context.Context) ([]uuid.UUID, error) {
 // so that a purge that was interrupted is found again.
 var saleTables = []string{"flashsale_unit", "flashsale_returned", "flashsale_reservation", "flashsale_buyer", "flashsale_ledger", "flashsale_tally", "flashsale_sale"}
 
-// Purge deletes every row of the sale, the ledger included, in batches. It can be repeated.
+// Purge deletes every row of the sale, the ledger included, in transactions of 5,000, until none is left or the context
+// has ended, which it looks at between two. It can be repeated.
 func (s *Store) Purge(ctx context.Context, sale uuid.UUID) error {
 	for _, table := range saleTables {
-		for {
-			r, err := s.db.ExecContext(ctx, "DELETE FROM "+table+" WHERE sale_id = ? LIMIT 5000", id(sale))
+		for n := int64(1); n > 0; {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			batch, cancel := context.WithTimeout(context.WithoutCancel(ctx), batchTimeout)
+			r, err := s.db.ExecContext(batch, "DELETE FROM "+table+" WHERE sale_id = ? LIMIT 5000", id(sale))
+			cancel()
+			if err == nil {
+				n, err = r.RowsAffected()
+			}
 			if err != nil {
 				return fmt.Errorf("deleting from %s: %w", table, err)
-			}
-			n, err := r.RowsAffected()
-			if err != nil {
-				return fmt.Errorf("deleting from %s: %w", table, err)
-			}
-			if n == 0 {
-				break
 			}
 		}
 	}

@@ -11,13 +11,14 @@ CREATE TABLE IF NOT EXISTS flashsale_sale (
   ends_at       DATETIME(6)     NULL     COMMENT 'exclusive',
   hold_ttl_us   BIGINT UNSIGNED NOT NULL,
   max_per_buyer INT UNSIGNED    NOT NULL,
+  highest_limit INT UNSIGNED    NOT NULL COMMENT 'the largest max_per_buyer there ever was: what the audit holds buyers to',
   suspended     BOOLEAN         NOT NULL DEFAULT FALSE,
   draining      BOOLEAN         NOT NULL DEFAULT FALSE COMMENT 'the object is being deleted: no new holds',
   generation    BIGINT          NOT NULL COMMENT 'metadata.generation of the spec written last; an older one never overwrites it',
   loaded_at     DATETIME(6)     NULL     COMMENT 'when the last unit row was in',
   closed_at     DATETIME(6)     NULL,
   PRIMARY KEY (sale_id)
-) ENGINE=InnoDB;
+) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
 
 -- One row per unit, updated in place. A fresh unit has never been held; a returned one also stands in flashsale_returned.
 CREATE TABLE IF NOT EXISTS flashsale_unit (
@@ -26,14 +27,14 @@ CREATE TABLE IF NOT EXISTS flashsale_unit (
   state          TINYINT UNSIGNED NOT NULL DEFAULT 0 COMMENT '0 fresh, 1 held, 2 sold, 3 returned',
   reservation_id BINARY(16)       NOT NULL DEFAULT 0x00000000000000000000000000000000 COMMENT 'owner while held or sold; fixed size, so that updates stay in place',
   PRIMARY KEY (sale_id, unit_no)
-) ENGINE=InnoDB;
+) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
 
 -- Units that came back. Fresh units are found by a moving start on flashsale_unit; these lie behind it.
 CREATE TABLE IF NOT EXISTS flashsale_returned (
   sale_id BINARY(16)   NOT NULL,
   unit_no INT UNSIGNED NOT NULL,
   PRIMARY KEY (sale_id, unit_no)
-) ENGINE=InnoDB;
+) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
 
 CREATE TABLE IF NOT EXISTS flashsale_reservation (
   sale_id        BINARY(16)       NOT NULL,
@@ -48,7 +49,7 @@ CREATE TABLE IF NOT EXISTS flashsale_reservation (
   ended_at       DATETIME(6)      NULL,
   PRIMARY KEY (sale_id, reservation_id),
   KEY lapse (sale_id, lapses_at)
-) ENGINE=InnoDB;
+) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
 
 -- One row per buyer who ever held: what makes one live reservation per buyer and the limit hold across pods.
 CREATE TABLE IF NOT EXISTS flashsale_buyer (
@@ -60,7 +61,7 @@ CREATE TABLE IF NOT EXISTS flashsale_buyer (
   granted_at     DATETIME(6)    NULL,
   expires_at     DATETIME(6)    NULL,
   PRIMARY KEY (sale_id, buyer)
-) ENGINE=InnoDB;
+) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
 
 -- One row per confirmed reservation. A payment takes effect once, for ever.
 CREATE TABLE IF NOT EXISTS flashsale_ledger (
@@ -73,7 +74,7 @@ CREATE TABLE IF NOT EXISTS flashsale_ledger (
   confirmed_at   DATETIME(6)    NOT NULL,
   PRIMARY KEY (sale_id, payment_id),
   UNIQUE KEY reservation (sale_id, reservation_id)
-) ENGINE=InnoDB;
+) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
 
 -- Exact running counts without a hot row: each writer adds to its own row, inside the transaction that moves the units.
 -- The sum over a sale's rows is the truth at that commit. The row of line 'load' counts the unit rows ever inserted.
@@ -85,10 +86,10 @@ CREATE TABLE IF NOT EXISTS flashsale_tally (
   sold      BIGINT NOT NULL,
   next_unit INT UNSIGNED NOT NULL DEFAULT 1 COMMENT 'where the line looks for fresh units next; a hint, never a truth',
   PRIMARY KEY (sale_id, line)
-) ENGINE=InnoDB;
+) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
 
 CREATE TABLE IF NOT EXISTS flashsale_schema (
   version    INT UNSIGNED NOT NULL,
   applied_at DATETIME(6)  NOT NULL,
   PRIMARY KEY (version)
-) ENGINE=InnoDB;
+) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;

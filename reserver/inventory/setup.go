@@ -8,7 +8,6 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
-	"log/slog"
 	"regexp"
 	"strconv"
 	"strings"
@@ -47,8 +46,7 @@ func Open(o Options) (*Store, error) {
 		if !pool.AppendCertsFromPEM(o.CA) {
 			return nil, &SetupError{Reason: ReasonInvalidDSN, Message: "ca.crt holds no PEM certificate"}
 		}
-		host, _, _ := strings.Cut(cfg.Addr, ":")
-		cfg.TLS = &tls.Config{RootCAs: pool, ServerName: host, MinVersion: tls.VersionTLS12}
+		cfg.TLS = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12} // the driver adds the server's name
 	}
 	cfg.ParseTime, cfg.Loc = true, time.UTC
 	cfg.InterpolateParams = true // one round trip per statement; safe with the UTF-8 character sets used here
@@ -58,10 +56,10 @@ func Open(o Options) (*Store, error) {
 		cfg.Timeout = 3 * time.Second
 	}
 	if cfg.ReadTimeout == 0 {
-		cfg.ReadTimeout = 30 * time.Second
+		cfg.ReadTimeout = 15 * time.Second // COMMIT has no context of its own
 	}
 	if cfg.WriteTimeout == 0 {
-		cfg.WriteTimeout = 30 * time.Second
+		cfg.WriteTimeout = 15 * time.Second
 	}
 	cfg.Params = map[string]string{
 		// REPEATABLE READ locks gaps of empty ranges, and its snapshot is older than the locks it waits for.
@@ -70,27 +68,42 @@ func Open(o Options) (*Store, error) {
 		"sql_mode":              "'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO,NO_ZERO_DATE,NO_ZERO_IN_DATE'",
 		// A transaction here takes milliseconds; whoever waits longer is better off trying again.
 		"innodb_lock_wait_timeout": "3",
+		// A node that vanished without closing its connections must not keep units, and the sale's row, locked for hours.
+		"wait_timeout": "15",
 	}
 	cfg.Logger = &mysql.NopLogger{} // errors are returned as well; the driver's own lines would repeat them without context
-	connector, err := mysql.NewConnector(cfg)
-	if err != nil {
-		return nil, &SetupError{Reason: ReasonInvalidDSN, Message: "the DSN cannot be used", Err: err}
-	}
+	patient := cfg.Clone()
+	patient.ReadTimeout = 0 // bounded by the audit's context: a statement over millions of rows takes its time
 	maxConns := o.MaxConns
 	if maxConns == 0 {
 		maxConns = 8
 	}
+	store := &Store{}
+	if store.db, err = openPool(cfg, maxConns); err == nil {
+		store.audits, err = openPool(patient, 1)
+	}
+	if err != nil {
+		return nil, &SetupError{Reason: ReasonInvalidDSN, Message: "the DSN cannot be used", Err: err}
+	}
+	return store, nil
+}
+
+func openPool(cfg *mysql.Config, maxConns int) (*sql.DB, error) {
+	connector, err := mysql.NewConnector(cfg)
+	if err != nil {
+		return nil, err
+	}
 	db := sql.OpenDB(connector)
 	db.SetMaxOpenConns(maxConns)
 	db.SetMaxIdleConns(maxConns)
-	db.SetConnMaxIdleTime(5 * time.Minute)
-	return &Store{db: db}, nil
+	db.SetConnMaxIdleTime(10 * time.Second) // below wait_timeout
+	return db, nil
 }
 
-var leadingVersion = regexp.MustCompile(`^(\d+)\.(\d+)`)
+var leadingVersion = regexp.MustCompile(`^(\d+)\.`)
 
-// Check proves that the server can keep the promises made with it: MySQL 8.0+ or MariaDB 10.6+, READ COMMITTED, every
-// commit synced to disk. Run it before Migrate; Probe completes it afterwards. Failures are *SetupError.
+// Check proves that the server can keep the promises made with it: MySQL 8.0+, READ COMMITTED, every commit synced to
+// disk. Run it before Migrate; Probe completes it afterwards. Failures are *SetupError.
 func (s *Store) Check(ctx context.Context) error {
 	var version, isolation string
 	var flush, syncBinlog int
@@ -101,12 +114,9 @@ func (s *Store) Check(ctx context.Context) error {
 		return AsSetupError(fmt.Errorf("asking for the server's settings: %w", err))
 	}
 	if m := leadingVersion.FindStringSubmatch(version); m != nil {
-		major, _ := strconv.Atoi(m[1])
-		minor, _ := strconv.Atoi(m[2])
-		maria := strings.Contains(version, "MariaDB")
-		if !maria && major < 8 || maria && (major < 10 || major == 10 && minor < 6) {
+		if major, _ := strconv.Atoi(m[1]); major < 8 {
 			return &SetupError{Reason: ReasonUnsupportedDatabase,
-				Message: fmt.Sprintf("the server is %s, which lacks SKIP LOCKED: use MySQL 8.0+ or MariaDB 10.6+", version)}
+				Message: fmt.Sprintf("the server is %s, which lacks SKIP LOCKED: use MySQL 8.0+", version)}
 		}
 	}
 	if isolation != "READ-COMMITTED" {
@@ -134,14 +144,14 @@ func (s *Store) Migrate(ctx context.Context) error {
 		return nil // the usual case needs no lock and no permission to create tables
 	}
 	var locked sql.NullInt64
-	if err := conn.QueryRowContext(ctx, "SELECT GET_LOCK(CONCAT('flashsale.migrate.', DATABASE()), 10)").Scan(&locked); err != nil {
+	if err := conn.QueryRowContext(ctx, "SELECT GET_LOCK(CONCAT('flashsale.migrate.', LEFT(SHA2(DATABASE(), 256), 32)), 10)").Scan(&locked); err != nil {
 		return AsSetupError(fmt.Errorf("taking the migration lock: %w", err))
 	}
 	if locked.Int64 != 1 {
 		return &SetupError{Reason: ReasonDatabaseError, Message: "another process is migrating the schema: waiting for it"}
 	}
 	defer func() {
-		_, _ = conn.ExecContext(context.WithoutCancel(ctx), "DO RELEASE_LOCK(CONCAT('flashsale.migrate.', DATABASE()))")
+		_, _ = conn.ExecContext(context.WithoutCancel(ctx), "DO RELEASE_LOCK(CONCAT('flashsale.migrate.', LEFT(SHA2(DATABASE(), 256), 32)))")
 	}()
 	for _, statement := range statements(schemaSQL) {
 		if _, err := conn.ExecContext(ctx, statement); err != nil {
@@ -195,7 +205,7 @@ func (s *Store) Probe(ctx context.Context) error {
 				return AsSetupError(fmt.Errorf("skipping a locked row: %w", err))
 			}
 			return &SetupError{Reason: ReasonUnsupportedDatabase,
-				Message: "the server gave two connections the same locked row, so it would sell units twice: use MySQL 8.0+ or MariaDB 10.6+"}
+				Message: "the server gave two connections the same locked row, so it would sell units twice: use MySQL 8.0+"}
 		})
 	})
 }
@@ -209,9 +219,6 @@ func (s *Store) Setup(ctx context.Context) error {
 	}
 	return nil
 }
-
-// LogValue keeps a DSN out of logs.
-func (o Options) LogValue() slog.Value { return slog.StringValue("inventory.Options(redacted)") }
 
 // Now is the database's time.
 func (s *Store) Now(ctx context.Context) (now time.Time, err error) {

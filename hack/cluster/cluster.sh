@@ -6,6 +6,7 @@
 # mount and process namespaces of its own, so that the machine's network and files stay as they are and that ending one
 # process, the first of that process namespace, ends the daemons and every pod.
 set -euo pipefail
+umask 022 # containers run as other users, and must be able to enter their file systems
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 version=$(awk '$1 == "k8s.io/kubernetes" { print $2; exit }' "$here/go.mod")

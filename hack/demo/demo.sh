@@ -19,12 +19,12 @@ parts() {
   if [[ $current ]]; then
     [[ -n ${DEMO_DSN:-} ]] || { say "CLUSTER=current needs DEMO_DSN, a MySQL database that pods can reach: user:password@tcp(host:port)/database"; exit 2; }
     $cluster up
-    echo "$DEMO_DSN" >dist/demo.dsn
+    dsn=$DEMO_DSN
     return
   fi
   hack/mysql/mysql.sh provide
   $cluster up
-  $cluster exec hack/mysql/mysql.sh up >dist/demo.dsn
+  dsn=$($cluster exec hack/mysql/mysql.sh up)
 }
 
 images() {
@@ -49,9 +49,8 @@ case ${1:-} in
 up)
   shift
   mkdir -p dist
-  umask 077 # the DSN's file
   parts
-  umask 022
+  (umask 077 && echo "$dsn" >dist/demo.dsn)
   images
   install
   $cluster exec dist/demo/demo run --image "$image" --shop-image "$shop" --dsn-file dist/demo.dsn "$@"

@@ -657,7 +657,10 @@ func TestEditsDoNotRewriteThePast(t *testing.T) {
 		t.Errorf("the limit is %d", snap.MaxPerBuyer)
 	}
 	started := sale.StartsAt
-	if snap := edit(func(s *inventory.Sale) { s.StartsAt = time.Now().Add(time.Hour); s.EndsAt = time.Now().Add(2 * time.Hour) }); snap.Gate(snap.Now) != inventory.GateOpen || snap.StartsAt.Sub(started).Abs() > time.Microsecond {
+	if snap := edit(func(s *inventory.Sale) {
+		s.StartsAt = time.Now().Add(time.Hour)
+		s.EndsAt = time.Now().Add(2 * time.Hour)
+	}); snap.Gate(snap.Now) != inventory.GateOpen || snap.StartsAt.Sub(started).Abs() > time.Microsecond {
 		t.Errorf("the start of a sale that had opened moved to %v", snap.StartsAt)
 	}
 	snap := edit(func(s *inventory.Sale) { s.EndsAt = time.Now().Add(-30 * time.Second) })

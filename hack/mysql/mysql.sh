@@ -89,9 +89,10 @@ download() {
   rm -rf "$work"
 }
 
-pid() { [[ -s $DIR/pid ]] && kill -0 "$(cat "$DIR/pid")" 2>/dev/null && cat "$DIR/pid"; }
-
-kept() { [[ -s $DIR/keeper ]] && kill -0 "$(cat "$DIR/keeper")" 2>/dev/null; }
+# ours FILE prints the process number in a file, if that process is this instance's: numbers are used again.
+ours() { [[ -s $DIR/$1 ]] && ps -o args= -p "$(cat "$DIR/$1")" 2>/dev/null | grep -qF "$DIR" && cat "$DIR/$1"; }
+pid() { ours pid; }
+kept() { ours keeper >/dev/null; }
 
 dsn() { echo "root@tcp($BIND:$(cat "$DIR/port"))/flashsale"; }
 
@@ -110,6 +111,7 @@ up() {
     done
     stop
   fi
+  rm -f "$DIR/stop"
   find_server
   local port user=()
   [[ $EUID -eq 0 ]] && user=(--user=root)
@@ -154,11 +156,9 @@ up() {
 
 # stop ends the server and its keeper, and waits until both are gone.
 stop() {
-  [[ -d $DIR ]] || return 0
-  local keeper
-  keeper=$(cat "$DIR/keeper" 2>/dev/null) || return 0
+  kept || return 0
   touch "$DIR/stop"
-  while kill -0 "$keeper" 2>/dev/null; do
+  while kept; do
     if pid >/dev/null; then kill -TERM "$(pid)" 2>/dev/null || true; fi
     sleep 0.2
   done

@@ -90,7 +90,12 @@ func TestDemo(t *testing.T) {
 // again runs the demo with the parts that are up, and buyers who click again when they are told to.
 func again(t *testing.T, see func(line string), args ...string) {
 	t.Helper()
-	run := []string{"exec", "dist/demo/demo", "run", "--image=flashsale:v0.1.0", "--shop-image=flashsale-demo:v0.1.0", "--dsn-file=dist/demo.dsn", "--clicks=20000"}
+	version, err := exec.Command("make", "-s", "-C", root, "print-version").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tag := strings.TrimSpace(string(version))
+	run := []string{"exec", "dist/demo/demo", "run", "--image=flashsale:" + tag, "--shop-image=flashsale-demo:" + tag, "--dsn-file=dist/demo.dsn", "--clicks=20000"}
 	if _, err := command(t, see, node, append(run, args...)...); err != nil {
 		t.Errorf("the sale did not end right: %v", err)
 	}
@@ -114,6 +119,30 @@ func processes(t *testing.T, env string, words ...string) []int {
 			}
 			found = append(found, pid)
 		}
+	}
+	return found
+}
+
+// parts finds the node's own processes of a name.
+func parts(t *testing.T, name string) []int {
+	t.Helper()
+	network := inNode(t, "readlink", "/proc/self/ns/net")
+	folders, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []int
+	for _, f := range folders {
+		line, _ := os.ReadFile(f + "/cmdline")
+		argv0, _, _ := strings.Cut(string(line), "\x00")
+		if in, _ := os.Readlink(f + "/ns/net"); in != network || filepath.Base(argv0) != name {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(f))
+		if err != nil {
+			t.Fatal(err)
+		}
+		found = append(found, pid)
 	}
 	return found
 }
@@ -149,6 +178,8 @@ func TestKill(t *testing.T) {
 			t.Log("kill -9 mysqld")
 			inNode(t, mysql, "kill") // its keeper starts it again
 		}},
+		{"kube-apiserver", "Live ", func(t *testing.T) { shoot(t, parts(t, "kube-apiserver")) }},
+		{"kubelet", "Live ", func(t *testing.T) { shoot(t, parts(t, "kubelet")) }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Setenv("FLASHSALE_MYSQL_NAME", "demo")

@@ -21,7 +21,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
-	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -136,8 +135,8 @@ func (w *world) manage() (kill func()) {
 	w.t.Helper()
 	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
 		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"},
-		Controller:              config.Controller{SkipNameValidation: ptr.To(true)},
-		GracefulShutdownTimeout: ptr.To(10 * time.Second),
+		Controller:              config.Controller{SkipNameValidation: new(true)},
+		GracefulShutdownTimeout: new(10 * time.Second),
 		Cache: cache.Options{DefaultNamespaces: map[string]cache.Config{w.namespace: {}},
 			ByObject: map[client.Object]cache.ByObject{
 				&appsv1.Deployment{}: {Label: labels.SelectorFromSet(ManagedLabel)},
@@ -185,7 +184,7 @@ func (b *saleBuilder) Warmup(d time.Duration) *saleBuilder {
 }
 func (b *saleBuilder) TTL(d time.Duration) *saleBuilder { b.Spec.HoldTTL.Duration = d; return b }
 func (b *saleBuilder) Ends(after time.Duration) *saleBuilder {
-	b.Spec.EndTime = ptr.To(metav1.NewTime(time.Now().Add(after)))
+	b.Spec.EndTime = new(metav1.NewTime(time.Now().Add(after)))
 	return b
 }
 func (b *saleBuilder) Policy(p sales.DeletionPolicy) *saleBuilder {

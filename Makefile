@@ -30,8 +30,8 @@ demo-down: ## Remove what the demo made
 .PHONY: deploy
 deploy: ## Install the operator into the current cluster: make deploy IMG=registry.example/flashsale:v1
 	@mkdir -p dist/deploy
-	@img='$(IMG)'; printf 'resources: [../../config/default]\nimages:\n- {name: flashsale, newName: "%s", newTag: "%s"}\n' "$${img%:*}" "$${img##*:}" >dist/deploy/kustomization.yaml
-	kubectl apply --server-side -k dist/deploy
+	@img='$(IMG)'; [[ $${img##*/} == *:* ]] || { echo 'deploy: IMG needs a tag' >&2; exit 2; }; printf 'resources: [../../config/default]\nimages:\n- {name: flashsale, newName: "%s", newTag: "%s"}\n' "$${img%:*}" "$${img##*:}" >dist/deploy/kustomization.yaml
+	kubectl apply --server-side --force-conflicts -k dist/deploy
 
 .PHONY: undeploy
 undeploy: ## Remove the operator (delete the FlashSales first: their finalizer needs it)
@@ -41,20 +41,20 @@ undeploy: ## Remove the operator (delete the FlashSales first: their finalizer n
 
 .PHONY: help
 help: ## Show this
-	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: test
 test: ## Run all tests but the end-to-end ones, on a real MySQL and a real API server
-	@assets=$$(hack/envtest.sh); FLASHSALE_MYSQL_DSN=$$($(MYSQL_SH) up) KUBEBUILDER_ASSETS=$$assets \
+	@assets=$$(hack/envtest.sh); dsn=$$($(MYSQL_SH) up); FLASHSALE_MYSQL_DSN=$$dsn KUBEBUILDER_ASSETS=$$assets \
 	  go test -race -timeout 20m $(GOTESTFLAGS) $$(go list $(PACKAGES) | grep -v /test/e2e)
 
 .PHONY: e2e
-e2e: image ## Run the demo and kill its parts, on a real node (root, or CLUSTER=current)
+e2e: image ## Run the demo and kill its parts, on a real node (root, or CLUSTER=current); E2E_KEEP=1 leaves it up
 	go test -v -timeout 40m -count=1 ./test/e2e/...
 
 .PHONY: soak
 soak: ## Fifty sales of 5 units, 20,000 clicks each
-	FLASHSALE_MYSQL_DSN=$$($(MYSQL_SH) up) FLASHSALE_TEST_CLICKS=20000 go test -v -timeout 30m -count=1 -run Fifty ./reserver/httpapi/
+	@dsn=$$($(MYSQL_SH) up); FLASHSALE_MYSQL_DSN=$$dsn FLASHSALE_TEST_CLICKS=20000 go test -v -timeout 30m -count=1 -run Fifty ./reserver/httpapi/
 
 .PHONY: generate
 generate: $(CONTROLLER_GEN) ## Generate deep copies
@@ -72,8 +72,8 @@ lint: $(GOLANGCI_LINT) ## Run the linters
 .PHONY: build
 build: ## Build the static binaries into dist/
 	@mkdir -p dist
-	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o dist/manager .
-	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o dist/reserver ./reserver
+	CGO_ENABLED=0 GOOS=linux go build -trimpath -ldflags '-s -w' -o dist/manager .
+	CGO_ENABLED=0 GOOS=linux go build -trimpath -ldflags '-s -w' -o dist/reserver ./reserver
 
 .PHONY: image
 image: build ## Build the image as dist/flashsale.tar, with docker or buildah
@@ -89,7 +89,7 @@ print-version:
 .PHONY: verify
 verify: generate manifests ## Check that what is generated, and go.mod, are up to date
 	go mod tidy
-	@[[ -z "$$(git status --porcelain)" ]] || { git status --short; git --no-pager diff | head -50; echo 'verify: run "make generate manifests" and "go mod tidy", and commit' >&2; exit 1; }
+	@[[ -z "$$(git status --porcelain)" ]] || { git status --short; git --no-pager diff | head -50; echo 'verify: the tree has changes. Commit yours; those above that you did not make are of "make generate manifests" or "go mod tidy"' >&2; exit 1; }
 
 .PHONY: mysql-up mysql-down cluster-up cluster-down
 mysql-up: ## Start a real MySQL and print its DSN

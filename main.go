@@ -108,5 +108,10 @@ func ownImage(ctx context.Context, reader client.Reader) (string, error) {
 	if err := reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, pod); err != nil {
 		return "", fmt.Errorf("reading this pod's image: %w", err)
 	}
-	return pod.Spec.Containers[0].Image, nil
+	for _, c := range pod.Spec.Containers {
+		if c.Name == "manager" { // others may have been injected
+			return c.Image, nil
+		}
+	}
+	return "", errors.New("this pod has no container named manager: --reserver-image is needed")
 }

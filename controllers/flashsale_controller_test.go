@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	sales "flashsale.dev/operator/api/v1alpha1"
@@ -405,12 +408,10 @@ func TestAnIdleSaleWritesNothing(t *testing.T) {
 	sale := w.makeSale("idle", 5, 24*time.Hour).In(w)
 	w.waitFor(sale, sales.PhaseScheduled)
 	version := sale.ResourceVersion
-	second := w.makeSale("second", 5, 24*time.Hour).In(w)
-	w.waitFor(second, sales.PhaseScheduled)
 	kill()
-	w.manage() // makes a pass over every object
-	third := w.makeSale("third", 5, 24*time.Hour).In(w)
-	w.waitFor(third, sales.PhaseScheduled)
+	w.manage() // makes a pass over every object, this one before
+	later := w.makeSale("later", 5, 24*time.Hour).In(w)
+	w.waitFor(later, sales.PhaseScheduled)
 	if w.get(sale); sale.ResourceVersion != version {
 		t.Errorf("the object was written: version %s became %s", version, sale.ResourceVersion)
 	}
@@ -549,6 +550,20 @@ func TestSpecBounds(t *testing.T) {
 	if err := w.apply(strings.Repeat("a", 51), nil); err == nil || !strings.Contains(err.Error(), "at most 50 characters") {
 		t.Errorf("a long name: %v", err)
 	}
+	for _, sample := range []string{"sales_v1alpha1_flashsale.yaml", "every_field.yaml"} {
+		text, err := os.ReadFile(filepath.Join("..", "config", "samples", sample))
+		if err != nil {
+			t.Fatal(err)
+		}
+		u := &unstructured.Unstructured{}
+		if err := yaml.Unmarshal(text, &u.Object); err != nil {
+			t.Fatal(err)
+		}
+		u.SetNamespace(w.namespace)
+		if err := client.WithFieldValidation(k8s, metav1.FieldValidationStrict).Create(ctx, u); err != nil {
+			t.Errorf("sample %s: %v", sample, err)
+		}
+	}
 	stored := &sales.FlashSale{}
 	if err := w.apply("defaults", nil); err != nil {
 		t.Fatal(err)
@@ -593,15 +608,20 @@ func TestCaseK27(t *testing.T) {
 	w := newWorld(t)
 	kill := w.manage()
 	w.manage()
-	sale := w.makeSale("k27", 60_000, time.Hour).In(w)
-	w.eventually(sale, "loading has begun", func() bool {
-		return sale.Status.Phase == sales.PhaseLoading || sale.Status.Phase == sales.PhaseScheduled
+	const units = 400_000
+	sale := w.makeSale("k27", units, time.Hour).In(w)
+	testmysql.Eventually(t, "loading has begun", func() bool {
+		snap, err := w.store.Snapshot(ctx, saleID(sale))
+		if err == nil && snap.Loaded == units {
+			t.Fatal("loading was over before one of the two was killed")
+		}
+		return err == nil && snap.Loaded > 0
 	})
 	kill() // one of the two is cut off in the middle
 	w.manage()
 	w.waitFor(sale, sales.PhaseScheduled)
-	if report := testmysql.Audit(t, w.store, saleID(sale)); report.Available != 60_000 {
-		t.Errorf("%d rows, want 60,000", report.Available)
+	if report := testmysql.Audit(t, w.store, saleID(sale)); report.Available != units {
+		t.Errorf("%d rows, want %d", report.Available, units)
 	}
 }
 
@@ -624,8 +644,8 @@ func TestEditsWhileLiveEndWell(t *testing.T) {
 	}
 }
 
-// Argo CD prunes in the foreground; the garbage collector would take what the object owns at once.
-func TestChildrenOutliveAForegroundDeletion(t *testing.T) {
+// Argo CD prunes in the foreground; the garbage collector (which envtest lacks) would take what the object owns at once.
+func TestChildrenAreNotOwned(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.manage()
@@ -644,9 +664,18 @@ func TestChildrenOutliveAForegroundDeletion(t *testing.T) {
 			t.Errorf("Deployment %s does not follow the Secret", d.Name)
 		}
 	}
-	if err := k8s.Delete(ctx, sale); err != nil {
+	held := w.claim(sale, "ann")
+	if err := k8s.Delete(ctx, sale, client.PropagationPolicy(metav1.DeletePropagationForeground)); err != nil {
 		t.Fatal(err)
 	}
+	w.waitFor(sale, sales.PhaseDraining)
+	if n := w.children(); n != 3 {
+		t.Errorf("%d children while a hold is live, want 3", n)
+	}
+	if _, err := w.store.Release(ctx, saleID(sale), held.Reservation.ID, "test"); err != nil {
+		t.Fatal(err)
+	}
+	w.dropFinalizer(sale, metav1.FinalizerDeleteDependents)
 	w.gone(sale)
 	testmysql.Eventually(t, "the children are gone", func() bool { return w.children() == 0 })
 }

@@ -198,6 +198,13 @@ func (b *saleBuilder) In(w *world) *sales.FlashSale {
 	if err := k8s.Create(ctx, b.FlashSale); err != nil {
 		w.t.Fatal(err)
 	}
+	id := saleID(b.FlashSale)
+	w.t.Cleanup(func() {
+		// A sale that loaded nothing, or was deleted with its rows, has nothing to audit.
+		if _, err := w.store.Snapshot(ctx, id); err == nil {
+			testmysql.Audit(w.t, w.store, id)
+		}
+	})
 	return b.FlashSale
 }
 
@@ -350,4 +357,13 @@ func (w *world) patch(sale *sales.FlashSale, change func()) {
 	if err := k8s.Patch(ctx, sale, client.MergeFrom(before)); err != nil {
 		w.t.Fatal(err)
 	}
+}
+
+// dropFinalizer plays the garbage collector, which envtest lacks: its finalizer goes once ours is gone.
+func (w *world) dropFinalizer(sale *sales.FlashSale, name string) {
+	w.t.Helper()
+	w.eventually(sale, "only the garbage collector's finalizer is left", func() bool {
+		return len(sale.Finalizers) == 1 && sale.Finalizers[0] == name
+	})
+	w.patch(sale, func() { sale.Finalizers = nil })
 }

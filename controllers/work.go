@@ -26,7 +26,7 @@ func (s *scope) work(ctx context.Context) bool {
 	err := s.step(ctx)
 	logger := log.FromContext(ctx).WithValues("work", s.decision.Work, "seconds", time.Since(began).Seconds())
 	switch {
-	case errors.Is(err, inventory.ErrLiveHolds): // a buyer came between the look and the close
+	case errors.Is(err, inventory.ErrNotOver): // a buyer came between the look and the close
 		return true
 	case err != nil:
 		logger.Info("could not do the database's part", "error", err.Error())

@@ -38,7 +38,7 @@ const (
 	ReasonSoldOut = "SoldOut"
 	// ReasonEnded surfaces when the sale closed at its end with units left.
 	ReasonEnded = "Ended"
-	// ReasonMissed surfaces when the object was first seen after its end.
+	// ReasonMissed surfaces when the end passed before any unit was loaded.
 	ReasonMissed = "Missed"
 	// ReasonLoading surfaces while unit rows are being inserted.
 	ReasonLoading = "Loading"

@@ -32,7 +32,7 @@ type FlashSaleSpec struct {
 	// +optional
 	EndTime *metav1.Time `json:"endTime,omitempty"`
 
-	// holdTTL is how long a reservation unlocks checkout, 1s to 24h. A change is for new holds only.
+	// holdTTL is how long a reservation unlocks checkout, 1s to 24h; default 10m. A change is for new holds only.
 	// +optional
 	// +kubebuilder:default="10m"
 	// +kubebuilder:validation:Type=string
@@ -40,7 +40,7 @@ type FlashSaleSpec struct {
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s') && duration(self) <= duration('24h')",message="holdTTL must be between 1s and 24h"
 	HoldTTL metav1.Duration `json:"holdTTL,omitempty"`
 
-	// maxPerBuyer is how many units one buyer may hold and own together, 1 to 1,000.
+	// maxPerBuyer is how many units one buyer may hold and own together, 1 to 1,000; default 1.
 	// +optional
 	// +kubebuilder:default=1
 	// +kubebuilder:validation:Minimum=1
@@ -65,8 +65,8 @@ type FlashSaleSpec struct {
 	// +optional
 	Suspend bool `json:"suspend,omitempty"`
 
-	// deletionPolicy says what happens to the sale's rows when the object is deleted. Retain keeps them and never waits
-	// for a database that is gone; Delete removes them, the ledger included.
+	// deletionPolicy says what happens to the sale's rows when the object is deleted. Retain (the default) keeps them, and
+	// waits 30 seconds at most for a database that is gone; Delete removes them, the ledger included.
 	// +optional
 	// +kubebuilder:default=Retain
 	DeletionPolicy DeletionPolicy `json:"deletionPolicy,omitempty"`
@@ -101,14 +101,15 @@ type SecretReference struct {
 
 // ReserverSpec shapes the reservation pods.
 type ReserverSpec struct {
-	// replicas is how many reservation pods serve the sale, 1 to 100.
+	// replicas is how many reservation pods serve the sale, 1 to 100; default 2.
 	// +optional
 	// +kubebuilder:default=2
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=100
 	Replicas int32 `json:"replicas,omitempty"`
 
-	// warmup is how long before the start the pods are made, so that they are ready in time, 0s to 24h.
+	// warmup is how long before the start the pods are made, so that they are ready in time, 0s to 24h;
+	// default 5m.
 	// +optional
 	// +kubebuilder:default="5m"
 	// +kubebuilder:validation:Type=string
@@ -129,7 +130,8 @@ type ReserverSpec struct {
 
 // SweepSpec shapes the sweeper.
 type SweepSpec struct {
-	// interval between two looks for expired holds, 100ms to 1s: a hold ends at most 2 s after its time.
+	// interval between two looks for expired holds, 100ms to 1s (the default): a hold ends at most 2 s after
+	// its time.
 	// +optional
 	// +kubebuilder:default="1s"
 	// +kubebuilder:validation:Type=string
@@ -137,7 +139,7 @@ type SweepSpec struct {
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('100ms') && duration(self) <= duration('1s')",message="interval must be between 100ms and 1s"
 	Interval metav1.Duration `json:"interval,omitempty"`
 
-	// batchSize is how many holds one transaction takes back, 1 to 5,000.
+	// batchSize is how many holds one transaction takes back, 1 to 5,000; default 500.
 	// +optional
 	// +kubebuilder:default=500
 	// +kubebuilder:validation:Minimum=1

@@ -109,7 +109,7 @@ var rules = []struct {
 	{"a sale that is over stays over, and deletes as asked", over},
 	{"a deleted object drains, then goes", deleting},
 	{"without the database, pods keep to the clock", databaseFault},
-	{"an object first seen after its end missed it", missed},
+	{"a sale whose end passes before it is loaded is missed", missed},
 	{"rows that are gone need a person", tablesLost},
 	{"the spec goes to the database first", registering},
 	{"a closed sale is audited, and shows its result", closed},
@@ -198,10 +198,10 @@ func databaseFault(s sale) (Decision, bool) {
 
 func missed(s sale) (Decision, bool) {
 	loaded := s.seen.Sale != nil && (s.seen.Sale.Loaded > 0 || !s.seen.Sale.ClosedAt.IsZero())
-	if !s.over() || loaded || s.loadedBefore() {
+	if !s.ended() || loaded || s.loadedBefore() {
 		return Decision{}, false
 	}
-	return Decision{Phase: sales.PhaseClosed, Message: "the end had passed when the object was first seen: nothing was loaded"}, true
+	return Decision{Phase: sales.PhaseClosed, Message: "the end passed before any unit was loaded"}, true
 }
 
 func tablesLost(s sale) (Decision, bool) {
@@ -244,7 +244,7 @@ func closed(s sale) (Decision, bool) {
 
 func loading(s sale) (Decision, bool) {
 	sale := s.seen.Sale
-	if sale.Loaded >= sale.Units || s.over() {
+	if sale.Loaded >= sale.Units || s.ended() {
 		return Decision{}, false
 	}
 	d := Decision{Phase: sales.PhaseLoading, Work: WorkLoad, Run: s.warm(),
@@ -268,7 +268,7 @@ func closing(s sale) (Decision, bool) {
 	sale := s.seen.Sale
 	soldOut := sale.Loaded == sale.Units && sale.Sold == sale.Units
 	switch {
-	case !soldOut && !s.over():
+	case !soldOut && !s.ended():
 		return Decision{}, false
 	case sale.Held > 0:
 		return Decision{Phase: sales.PhaseDraining, Run: true, Wake: wakeLive,
@@ -314,8 +314,8 @@ func (s sale) window() (start, end time.Time) {
 	return s.spec.StartTime.Time, end
 }
 
-// over says that the window has ended.
-func (s sale) over() bool {
+// ended says that the window is over.
+func (s sale) ended() bool {
 	_, end := s.window()
 	return !end.IsZero() && !s.now.Before(end)
 }
@@ -328,7 +328,7 @@ func (s sale) warmAt() time.Time {
 func (s sale) warm() bool { return !s.now.Before(s.warmAt()) }
 
 func (s sale) runningPhase() sales.Phase {
-	if s.over() {
+	if s.ended() {
 		return sales.PhaseDraining
 	}
 	if s.spec.Suspend {

@@ -51,7 +51,7 @@ usage: $(basename "$0") COMMAND
   status            tell what runs; exit code 0 only if the node is ready
   kubeconfig        print the path of the kubeconfig; its server answers only inside the node's network
   exec CMD...       run a command in the node's network (pods reach it at $node_ip) with KUBECONFIG and PATH set
-  load TAR          import a docker-archive tar of images
+  load TAR NAME:TAG import a docker-archive tar of an image
   image DOCKERFILE CONTEXT NAME:TAG TAR
                     build an image and write it as a docker-archive tar
   down              stop everything and remove its state; keep the cache
@@ -391,7 +391,7 @@ case $command in
     exit
     ;;
   help | --help | -h) usage; exit ;;
-  load) [[ $# == 1 && -r ${1:-} ]] || fail "load: needs one readable tar" ;;
+  load) [[ $# == 2 && -r ${1:-} ]] || fail "load: needs a readable tar and the image's name" ;;
   exec) (($# > 0)) || fail "exec: needs a command" ;;
   up | status | down | kubeconfig) ;;
   *) usage >&2; exit 2 ;;
@@ -403,7 +403,7 @@ if [[ ${CLUSTER:-} == current ]]; then
     status) kubectl get nodes ;;
     kubeconfig) echo "${KUBECONFIG:-$HOME/.kube/config}" ;;
     exec) exec "$@" ;;
-    load) load_current "$1" ;;
+    load) load_current "$@" ;;
     down) say "CLUSTER=current: nothing to stop" ;;
   esac
   exit

@@ -10,6 +10,8 @@ image() {
     return
   fi
   work=$(mktemp -d)
+  # shellcheck disable=SC2064 # the folder of now
+  trap "rm -rf '$work'" EXIT
   if ! command -v buildah >/dev/null; then
     if ((EUID != 0)) || ! command -v apt-get >/dev/null; then
       rmdir "$work"
@@ -34,13 +36,17 @@ image() {
   fi
 }
 
-# load_current TAR: into the cluster of the current kubecontext.
+# load_current TAR NAME:TAG: into the cluster of the current kubecontext, or to the registry that NAME begins with.
 load_current() {
   local context
   context=$(kubectl config current-context)
   case $context in
     kind-*) kind load image-archive "$1" --name "${context#kind-}" ;;
     minikube*) minikube image load "$1" --profile "$context" ;;
-    *) say "context '$context': push the image in $1 to a registry that the cluster can pull from" ;;
+    *)
+      [[ $2 == */* ]] || fail "context '$context' pulls its images: give $2 a name with a registry (IMG, DEMO_IMG)"
+      command -v skopeo >/dev/null || fail "needs skopeo to push $2"
+      skopeo copy "docker-archive:$1" "docker://$2"
+      ;;
   esac
 }

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The demo: a whole sale on real parts. "demo.sh up [flags of demo run]" runs it, "demo.sh down" removes what it made.
 #
-# With CLUSTER=current it runs on the current kubecontext (kind, minikube, any cluster) and needs DEMO_DSN: a MySQL
-# database that the cluster's pods can reach, as user:password@tcp(host:port)/database.
+# With CLUSTER=current it runs on the current kubecontext, in the namespace flashsale-demo, and needs
+#   DEMO_DSN   a MySQL database that the cluster's pods can reach: user:password@tcp(host:port)/database
+#   IMG, DEMO_IMG   unless it is kind or minikube: names that the images are pushed to (with skopeo) and pulled from
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -11,7 +12,9 @@ image=${IMG:-flashsale:$version}
 shop=${DEMO_IMG:-flashsale-demo:$version}
 cluster=hack/cluster/cluster.sh
 export FLASHSALE_MYSQL_NAME=demo FLASHSALE_MYSQL_BIND=10.99.0.1 FLASHSALE_MYSQL_PORT=3306
-current=${CLUSTER:+$([[ $CLUSTER == current ]] && echo yes)}
+unset FLASHSALE_MYSQL_DSN # a server for tests: pods may not reach it, and the demo has one of its own
+current=
+if [[ ${CLUSTER:-} == current ]]; then current=yes; fi
 
 say() { echo "demo: $*" >&2; }
 
@@ -31,10 +34,10 @@ images() {
   say "building the images $image and $shop"
   make -s image IMG="$image"
   mkdir -p dist/demo
-  CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o dist/demo/demo ./hack/demo
+  CGO_ENABLED=0 GOOS=linux go build -trimpath -ldflags '-s -w' -o dist/demo/demo ./hack/demo
   $cluster image hack/demo/Dockerfile dist/demo "$shop" dist/demo.tar >/dev/null
-  $cluster load dist/flashsale.tar
-  $cluster load dist/demo.tar
+  $cluster load dist/flashsale.tar "$image"
+  $cluster load dist/demo.tar "$shop"
 }
 
 install() {
@@ -57,9 +60,9 @@ up)
   ;;
 down)
   if [[ $current ]]; then
-    kubectl delete --ignore-not-found --timeout=120s -n drops flashsale --all
-    kubectl delete --ignore-not-found namespace drops
-    make -s undeploy
+    # The operator stays: other sales may need it. "make undeploy" removes it.
+    kubectl delete --ignore-not-found --timeout=120s -n flashsale-demo flashsale/iphone17
+    kubectl delete --ignore-not-found --timeout=120s namespace flashsale-demo
   else
     if $cluster status >/dev/null 2>&1; then $cluster exec hack/mysql/mysql.sh down; fi
     $cluster down

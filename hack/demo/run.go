@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-const namespace, sale = "drops", "iphone17"
+const namespace, sale = "flashsale-demo", "iphone17"
 
 // demo drives one sale with kubectl.
 type demo struct {
@@ -37,7 +37,7 @@ type demo struct {
 var objects = template.Must(template.New("").Parse(`
 apiVersion: sales.flashsale.dev/v1alpha1
 kind: FlashSale
-metadata: {name: iphone17, namespace: drops}
+metadata: {name: iphone17, namespace: flashsale-demo}
 spec:
   sku: iphone17
   units: 5
@@ -51,7 +51,7 @@ spec:
 var job = template.Must(template.New("").Parse(`
 apiVersion: batch/v1
 kind: Job
-metadata: {name: {{.Name}}, namespace: drops}
+metadata: {name: {{.Name}}, namespace: flashsale-demo}
 spec:
   backoffLimit: 0
   template:
@@ -117,6 +117,7 @@ func (d *demo) play(ctx context.Context) error {
 	}
 	if d.lonely {
 		d.say("The operator goes away; the sale opens without it")
+		defer func() { _ = d.scaleOperator(context.WithoutCancel(ctx), 1) }() // whatever happens
 		if err := d.scaleOperator(ctx, 0); err != nil {
 			return err
 		}
@@ -163,7 +164,7 @@ func (d *demo) followShop(ctx context.Context) error {
 		return nil
 	})
 	if err == nil && !sold {
-		err = errors.New("the shop ended early: kubectl -n drops logs job/shop says why")
+		err = errors.New("the shop ended early: kubectl -n flashsale-demo logs job/shop says why")
 	}
 	return err
 }
@@ -224,8 +225,8 @@ func (d *demo) clean(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ns := "apiVersion: v1\nkind: Namespace\nmetadata: {name: drops, labels: {pod-security.kubernetes.io/enforce: restricted}}\n---\n"
-	_, err = d.kubectl(ctx, ns+string(secret), "apply", "-f", "-")
+	ns := "apiVersion: v1\nkind: Namespace\nmetadata: {name: flashsale-demo, labels: {pod-security.kubernetes.io/enforce: restricted}}\n---\n"
+	_, err = d.kubectl(ctx, ns+string(secret), "apply", "--server-side", "-f", "-") // client-side, the DSN would stand in an annotation
 	return err
 }
 
@@ -314,7 +315,7 @@ func (d *demo) until(ctx context.Context, what string, done func() bool) error {
 
 // watch prints the line of kubectl get flashsales whenever it changes, until the context ends.
 func (d *demo) watch(ctx context.Context) {
-	d.print("$ kubectl -n drops get flashsales -w\n")
+	d.print("$ kubectl -n flashsale-demo get flashsales -w\n")
 	go func() {
 		last := ""
 		for ctx.Err() == nil { // again, if the connection breaks

@@ -70,7 +70,7 @@ download() {
   local work archive apt deb
   work=$(mktemp -d "$CACHE/mysql-download.XXXXXX")
   # shellcheck disable=SC2016 # apt-get fills it in
-  archive=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -E '/debian/?$' | sort -u | head -1)
+  archive=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -E '/debian/?$' | sort -u | head -1 || true)
   [[ -n $archive ]] || die "no Debian archive in this machine's apt sources; set FLASHSALE_MYSQL_DSN instead"
   mkdir -p "$work"/{lists/partial,cache/archives/partial,root}
   : >"$work/status"
@@ -90,7 +90,7 @@ download() {
 }
 
 # ours FILE prints the process number in a file, if that process is this instance's: numbers are used again.
-ours() { [[ -s $DIR/$1 ]] && ps -o args= -p "$(cat "$DIR/$1")" 2>/dev/null | grep -qF "$DIR" && cat "$DIR/$1"; }
+ours() { [[ -s $DIR/$1 ]] && grep -qsF "$DIR" "/proc/$(cat "$DIR/$1")/cmdline" && cat "$DIR/$1"; }
 pid() { ours pid; }
 kept() { ours keeper >/dev/null; }
 
@@ -109,8 +109,8 @@ up() {
       if answers "$(cat "$DIR/port")"; then dsn; return; fi
       sleep 0.25
     done
-    stop
   fi
+  stop
   rm -f "$DIR/stop"
   find_server
   local port user=()
@@ -136,7 +136,7 @@ up() {
   # shellcheck disable=SC2016 # for the inner shell
   setsid bash -c 'while :; do "$@" & echo $! >"$0/pid"; wait $!; [[ ! -e $0/stop ]] || exit 0; sleep 1; done' "$DIR" \
     "${MYSQLD[@]}" "${user[@]}" --datadir="$DIR/data" --socket="$DIR/data/mysql.sock" --pid-file="$DIR/mysqld.pid" \
-    --bind-address="$BIND" --port="$port" --mysqlx=OFF --secure-file-priv= --skip-name-resolve \
+    --bind-address="$BIND" --port="$port" --mysqlx=OFF --secure-file-priv=NULL --skip-name-resolve \
     --innodb-flush-log-at-trx-commit=1 --sync-binlog=1 \
     --innodb-buffer-pool-size=1G --innodb-redo-log-capacity=1G --max-connections=500 \
     </dev/null >>"$DIR/log" 2>&1 8>&- &
@@ -156,10 +156,12 @@ up() {
 
 # stop ends the server and its keeper, and waits until both are gone.
 stop() {
-  kept || return 0
+  local begin=$SECONDS signal=TERM
+  [[ -d $DIR ]] || return 0
   touch "$DIR/stop"
-  while kept; do
-    if pid >/dev/null; then kill -TERM "$(pid)" 2>/dev/null || true; fi
+  while kept || pid >/dev/null; do
+    ((SECONDS - begin < 30)) || signal=KILL
+    if pid >/dev/null; then kill "-$signal" "$(pid)" 2>/dev/null || true; fi
     sleep 0.2
   done
   rm -f "$DIR/stop"

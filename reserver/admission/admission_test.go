@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"flashsale.dev/operator/reserver/inventory"
+	"flashsale.dev/operator/test/testmysql"
 )
 
 func TestJudge(t *testing.T) {
@@ -63,7 +64,7 @@ func TestArrivalsShareTheNextBatch(t *testing.T) {
 	var mu sync.Mutex
 	var sizes []int
 	entered, leave := make(chan struct{}, 100), make(chan struct{})
-	line := NewLine(2000, func(_ context.Context, batch []inventory.Request) ([]inventory.Result, error) {
+	line := NewQueue(2000, func(_ context.Context, batch []inventory.Request) ([]inventory.Result, error) {
 		mu.Lock()
 		sizes = append(sizes, len(batch))
 		mu.Unlock()
@@ -92,9 +93,7 @@ func TestArrivalsShareTheNextBatch(t *testing.T) {
 	for i := range 600 {
 		ask(i%5 + 1)
 	}
-	for line.Waiting() < 600 {
-		time.Sleep(time.Millisecond)
-	}
+	testmysql.Eventually(t, "600 wait", func() bool { return line.Waiting() == 600 })
 	close(leave)
 	wg.Wait()
 	if want := fmt.Sprint([]int{1, 512, 88}); fmt.Sprint(sizes) != want {
@@ -104,7 +103,7 @@ func TestArrivalsShareTheNextBatch(t *testing.T) {
 
 func TestABatchIsBoundedInUnits(t *testing.T) {
 	var sizes []int
-	line := NewLine(10, func(_ context.Context, batch []inventory.Request) ([]inventory.Result, error) {
+	line := NewQueue(10, func(_ context.Context, batch []inventory.Request) ([]inventory.Result, error) {
 		sizes = append(sizes, len(batch))
 		return make([]inventory.Result, len(batch)), nil
 	})
@@ -117,9 +116,7 @@ func TestABatchIsBoundedInUnits(t *testing.T) {
 			}
 		})
 	}
-	for line.Waiting() < 9 {
-		time.Sleep(time.Millisecond)
-	}
+	testmysql.Eventually(t, "nine wait", func() bool { return line.Waiting() == 9 })
 	go line.Run(ctx)
 	wg.Wait()
 	cancel()
@@ -129,7 +126,7 @@ func TestABatchIsBoundedInUnits(t *testing.T) {
 }
 
 func TestAFullLineSaysSoAtOnce(t *testing.T) {
-	line := NewLine(1, nil) // nobody serves it
+	line := NewQueue(1, nil) // nobody serves it
 	gone, cancel := context.WithCancel(context.Background())
 	cancel()
 	if _, err := line.Ask(gone, inventory.Request{}); !errors.Is(err, context.Canceled) {
@@ -142,7 +139,7 @@ func TestAFullLineSaysSoAtOnce(t *testing.T) {
 
 func TestCallersWhoLeftAreNotServed(t *testing.T) {
 	served := make(chan int, 1)
-	line := NewLine(10, func(_ context.Context, batch []inventory.Request) ([]inventory.Result, error) {
+	line := NewQueue(10, func(_ context.Context, batch []inventory.Request) ([]inventory.Result, error) {
 		served <- len(batch)
 		return make([]inventory.Result, len(batch)), nil
 	})

@@ -31,9 +31,9 @@ type Server struct {
 	sale   uuid.UUID
 	pod    string
 	log    *slog.Logger
-	gate   *admission.Gate
-	claims *admission.Line
-	lookUp *admission.Line
+	watch  *admission.Watch
+	claims *admission.Queue
+	lookUp *admission.Queue
 	turn   atomic.Uint64
 	ending atomic.Bool
 
@@ -45,9 +45,9 @@ type Server struct {
 
 // New makes a server for a sale; pod is a name unique among the sale's processes.
 func New(store *inventory.Store, sale uuid.UUID, pod string, registry *prometheus.Registry, log *slog.Logger) *Server {
-	s := &Server{store: store, sale: sale, pod: pod, log: log, registry: registry, gate: admission.NewGate(store, sale, log)}
+	s := &Server{store: store, sale: sale, pod: pod, log: log, registry: registry, watch: admission.NewWatch(store, sale, log)}
 	line := inventory.NewLine(pod)
-	s.claims = admission.NewLine(linePlaces, func(ctx context.Context, batch []inventory.Request) ([]inventory.Result, error) {
+	s.claims = admission.NewQueue(linePlaces, func(ctx context.Context, batch []inventory.Request) ([]inventory.Result, error) {
 		s.batches.Observe(float64(len(batch)))
 		results, err := store.Claim(ctx, sale, line, batch)
 		if err != nil {
@@ -55,8 +55,8 @@ func New(store *inventory.Store, sale uuid.UUID, pod string, registry *prometheu
 		}
 		return results, err
 	})
-	s.lookUp = admission.NewLine(linePlaces, func(ctx context.Context, batch []inventory.Request) ([]inventory.Result, error) {
-		return store.LookUp(ctx, sale, s.gate.View().MaxPerBuyer, batch)
+	s.lookUp = admission.NewQueue(linePlaces, func(ctx context.Context, batch []inventory.Request) ([]inventory.Result, error) {
+		return store.LookUp(ctx, sale, s.watch.View().MaxPerBuyer, batch)
 	})
 	s.register()
 	return s
@@ -72,7 +72,7 @@ func (s *Server) register() {
 	units := func(state string, get func(*admission.View) int64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "flashsale_units", Help: "Units of the sale by state, as this pod sees them.",
 			ConstLabels: prometheus.Labels{"state": state}}, func() float64 {
-			if v := s.gate.View(); v != nil {
+			if v := s.watch.View(); v != nil {
 				return float64(get(v))
 			}
 			return 0
@@ -86,7 +86,7 @@ func (s *Server) register() {
 			func() float64 { return float64(s.claims.Waiting()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "flashsale_view_age_seconds", Help: "Age of what the pod knows of its sale."},
 			func() float64 {
-				if v := s.gate.View(); v != nil {
+				if v := s.watch.View(); v != nil {
 					return time.Since(v.Arrived).Seconds()
 				}
 				return -1
@@ -100,7 +100,7 @@ func (s *Server) Run(ctx context.Context) {
 	defer cancel()
 	go s.claims.Run(ctx)
 	go s.lookUp.Run(ctx)
-	s.gate.Run(ctx, func(ctx context.Context) {
+	s.watch.Run(ctx, func(ctx context.Context) {
 		n, err := s.store.Sweep(ctx, s.sale, s.pod, 500)
 		if err == nil && n > 0 {
 			s.log.Warn("swept holds because no sweeper did", "holds", n)
@@ -110,7 +110,7 @@ func (s *Server) Run(ctx context.Context) {
 
 // Ready says whether the pod should get requests: it knows its sale, and is not shutting down.
 func (s *Server) Ready() error {
-	v := s.gate.View()
+	v := s.watch.View()
 	switch {
 	case s.ending.Load():
 		return errors.New("shutting down")
@@ -230,7 +230,7 @@ func (s *Server) reserve(w http.ResponseWriter, r *http.Request) string {
 // ask gives the answer to a claim: from memory where that may say no, else from the database. A buyer who has a
 // reservation is told of it even when memory knows that the shelf is empty.
 func (s *Server) ask(ctx context.Context, request inventory.Request) (inventory.Result, error) {
-	no := s.gate.View().Judge(time.Now(), request.Quantity)
+	no := s.watch.View().Judge(time.Now(), request.Quantity)
 	switch no {
 	case 0:
 		return s.claims.Ask(ctx, request)
@@ -248,7 +248,7 @@ func (s *Server) ask(ctx context.Context, request inventory.Request) (inventory.
 // refusal says why there is no reservation, and when to ask again.
 func (s *Server) refusal(result inventory.Result, quantity int) *Problem {
 	now := time.Now()
-	v := s.gate.View()
+	v := s.watch.View()
 	if v == nil {
 		return problemUnavailable
 	}
@@ -351,7 +351,7 @@ func (s *Server) status(w http.ResponseWriter, r *http.Request) string {
 // release answers DELETE /v1/reservations/{id}.
 func (s *Server) release(w http.ResponseWriter, r *http.Request) string {
 	return s.change(w, r, "release a reservation", func(ctx context.Context, rid uuid.UUID) (*inventory.Reservation, error) {
-		defer s.gate.Nudge()
+		defer s.watch.Nudge()
 		return s.store.Release(ctx, s.sale, rid, s.tallyRow())
 	})
 }
@@ -391,7 +391,7 @@ type stockJSON struct {
 
 // stock answers GET /v1/stock from memory.
 func (s *Server) stock(w http.ResponseWriter, _ *http.Request) string {
-	v := s.gate.View()
+	v := s.watch.View()
 	if v == nil {
 		return refuse(w, problemUnavailable)
 	}

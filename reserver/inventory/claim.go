@@ -164,11 +164,9 @@ func (c *claim) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if gate := window.Gate(window.Now); gate != GateOpen {
-			if gate == GateNotOpen {
-				c.refuseAll(gate)
-				return nil
-			}
+		if window.Gate(window.Now) == GateNotOpen { // nobody holds anything yet
+			c.refuseAll(GateNotOpen)
+			return nil
 		}
 		if err := c.readBuyers(ctx, tx); err != nil || len(c.lapsed) > 0 {
 			return err

@@ -20,7 +20,7 @@ var (
 	ErrConfirmed       = errors.New("the reservation is confirmed")
 	ErrPaymentMismatch = errors.New("the reservation was confirmed with another payment")
 	ErrPaymentReused   = errors.New("the payment was used for another reservation")
-	ErrLiveHolds       = errors.New("the sale cannot close yet")
+	ErrNotOver         = errors.New("the sale cannot close yet")
 	ErrCorrupt         = errors.New("the rows contradict each other")
 )
 

@@ -173,7 +173,7 @@ func readSnapshot(ctx context.Context, q queryer, sale uuid.UUID) (*Snapshot, er
 }
 
 // CloseSale closes the sale for good, once nothing in it can change any more: no live hold, and every unit sold or the
-// window over (or the sale draining). Else it returns ErrLiveHolds and changes nothing. Closing twice is not an error.
+// window over (or the sale draining). Else it returns ErrNotOver  and changes nothing. Closing twice is not an error.
 func (s *Store) CloseSale(ctx context.Context, sale uuid.UUID) error {
 	return retry(ctx, func() error { return s.closeOnce(ctx, sale) })
 }
@@ -195,7 +195,7 @@ func (s *Store) closeOnce(ctx context.Context, sale uuid.UUID) error {
 		}
 		soldOut := snap.Loaded == snap.Units && snap.Sold == snap.Units
 		if snap.Held > 0 || !soldOut && snap.Gate(snap.Now) != GateClosed {
-			return ErrLiveHolds
+			return ErrNotOver
 		}
 		_, err = tx.ExecContext(ctx, "UPDATE flashsale_sale SET closed_at = UTC_TIMESTAMP(6) WHERE sale_id = ? AND closed_at IS NULL", id(sale))
 		if err != nil {

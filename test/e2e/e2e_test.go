@@ -154,7 +154,7 @@ func TestKill(t *testing.T) {
 		t.Skip("processes of another machine cannot be killed from here")
 	}
 	saleEnv := func() string {
-		return "FLASHSALE_SALE_ID=" + inNode(t, "kubectl", "-n", "drops", "get", "flashsale", "iphone17", "-o", "jsonpath={.metadata.uid}")
+		return "FLASHSALE_SALE_ID=" + inNode(t, "kubectl", "-n", "flashsale-demo", "get", "flashsale", "iphone17", "-o", "jsonpath={.metadata.uid}")
 	}
 	shoot := func(t *testing.T, pids []int) {
 		if len(pids) == 0 {

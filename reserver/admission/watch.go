@@ -1,5 +1,5 @@
-// Package admission is what happens to a request before the database: the gate that says no from memory, and the line
-// where requests wait to share one transaction.
+// Package admission is what happens to a request before the database: the watch on the sale, from which memory
+// may say no, and the queue where requests wait to share one transaction.
 //
 // Memory may say "no" or "ask the database". It never says "yes".
 package admission
@@ -56,9 +56,9 @@ func (v *View) Judge(now time.Time, quantity int) inventory.Outcome {
 	return inventory.OutcomeSoldOut
 }
 
-// Gate keeps the view of one sale fresh. Its one writer applies snapshots in the order they were taken, so that an old
+// Watch keeps the view of one sale fresh. Its one writer applies snapshots in the order they were taken, so that an old
 // "empty" never overwrites a newer "units came back".
-type Gate struct {
+type Watch struct {
 	store *inventory.Store
 	sale  uuid.UUID
 	log   *slog.Logger
@@ -66,60 +66,60 @@ type Gate struct {
 	nudge chan struct{}
 }
 
-// NewGate makes a gate; Run keeps it.
-func NewGate(store *inventory.Store, sale uuid.UUID, log *slog.Logger) *Gate {
-	return &Gate{store: store, sale: sale, log: log, nudge: make(chan struct{}, 1)}
+// NewWatch makes one; Run keeps it.
+func NewWatch(store *inventory.Store, sale uuid.UUID, log *slog.Logger) *Watch {
+	return &Watch{store: store, sale: sale, log: log, nudge: make(chan struct{}, 1)}
 }
 
 // View is the newest view; nil before the first.
-func (g *Gate) View() *View { return g.view.Load() }
+func (w *Watch) View() *View { return w.view.Load() }
 
 // Nudge asks for a look at once: units came back.
-func (g *Gate) Nudge() {
+func (w *Watch) Nudge() {
 	select {
-	case g.nudge <- struct{}{}:
+	case w.nudge <- struct{}{}:
 	default:
 	}
 }
 
 // Run looks at the sale until the context ends. overdue is called when holds are still live a second after their time:
 // the sweeper is late, or dead.
-func (g *Gate) Run(ctx context.Context, overdue func(context.Context)) {
+func (w *Watch) Run(ctx context.Context, overdue func(context.Context)) {
 	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()
 	failing := false
 	for {
-		v, err := g.look(ctx)
+		v, err := w.look(ctx)
 		switch {
 		case err == nil:
 			if failing {
-				g.log.Info("read the sale again")
+				w.log.Info("read the sale again")
 			}
 			failing = false
-			g.view.Store(v)
+			w.view.Store(v)
 			if !v.NextLapse.IsZero() && v.Now.Sub(v.NextLapse) > time.Second {
 				overdue(ctx)
 			}
 		case ctx.Err() != nil:
 			return
 		case !failing:
-			g.log.Warn("could not read the sale, will keep trying", "error", err)
+			w.log.Warn("could not read the sale, will keep trying", "error", err)
 			failing = true
 		}
 		select {
 		case <-ticker.C:
-		case <-g.nudge:
+		case <-w.nudge:
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-func (g *Gate) look(ctx context.Context) (*View, error) {
+func (w *Watch) look(ctx context.Context) (*View, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	asked := time.Now()
-	snap, err := g.store.Snapshot(ctx, g.sale)
+	snap, err := w.store.Snapshot(ctx, w.sale)
 	if err != nil {
 		return nil, err
 	}

@@ -8,8 +8,8 @@ import (
 	"flashsale.dev/operator/reserver/inventory"
 )
 
-// ErrFull means that the line has no place: the pod is overloaded.
-var ErrFull = errors.New("the line is full")
+// ErrFull means that the queue has no place: the pod is overloaded.
+var ErrFull = errors.New("the queue is full")
 
 const (
 	maxBatch      = 512  // requests that share a transaction
@@ -20,9 +20,9 @@ const (
 // Serve answers a batch of requests, in their order.
 type Serve func(ctx context.Context, batch []inventory.Request) ([]inventory.Result, error)
 
-// Line is where requests wait to share one transaction: while a commit is in flight, arrivals queue; the next batch takes
-// them all. An idle line serves at once.
-type Line struct {
+// Queue is where requests wait to share one transaction: while a commit is in flight, arrivals queue; the next batch takes
+// them all. An idle queue serves at once.
+type Queue struct {
 	serve   Serve
 	waiting chan *waiter
 }
@@ -38,17 +38,17 @@ type answer struct {
 	err    error
 }
 
-// NewLine makes a line with room for places waiting requests.
-func NewLine(places int, serve Serve) *Line {
-	return &Line{serve: serve, waiting: make(chan *waiter, places)}
+// NewQueue makes a queue with room for places waiting requests.
+func NewQueue(places int, serve Serve) *Queue {
+	return &Queue{serve: serve, waiting: make(chan *waiter, places)}
 }
 
 // Waiting is how many requests wait.
-func (l *Line) Waiting() int { return len(l.waiting) }
+func (l *Queue) Waiting() int { return len(l.waiting) }
 
 // Ask waits for the answer to one request. It returns ErrFull without waiting when there is no place, and the context's
 // error when the caller leaves first.
-func (l *Line) Ask(ctx context.Context, r inventory.Request) (inventory.Result, error) {
+func (l *Queue) Ask(ctx context.Context, r inventory.Request) (inventory.Result, error) {
 	w := &waiter{request: r, ctx: ctx, answer: make(chan answer, 1)}
 	select {
 	case l.waiting <- w:
@@ -63,8 +63,8 @@ func (l *Line) Ask(ctx context.Context, r inventory.Request) (inventory.Result, 
 	}
 }
 
-// Run serves the line until the context ends.
-func (l *Line) Run(ctx context.Context) {
+// Run serves the queue until the context ends.
+func (l *Queue) Run(ctx context.Context) {
 	var held *waiter // did not fit into the batch before
 	for {
 		first := held
@@ -100,7 +100,7 @@ func (l *Line) Run(ctx context.Context) {
 	}
 }
 
-func (l *Line) serveBatch(ctx context.Context, batch []*waiter) {
+func (l *Queue) serveBatch(ctx context.Context, batch []*waiter) {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
 	requests := make([]inventory.Request, len(batch))

@@ -143,13 +143,7 @@ func TestCase066(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = paused.Rollback() }()
-	rows, err := paused.QueryContext(ctx, inventory.FreshUnitsSQL, sale.ID[:], 1, 1001, 10)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := rows.Close(); err != nil {
-		t.Fatal(err)
-	}
+	scan(t, paused, inventory.FreshUnitsSQL, sale.ID[:], 1, 1001, 10)
 	got := claimOne(t, store, sale, "b", 1)
 	wantOutcome(t, got, inventory.OutcomeHeld)
 	if got.Reservation.Units[0] != 11 {

@@ -190,6 +190,23 @@ func explain(t *testing.T, store *inventory.Store, query string, args ...any) (k
 	return key, extra
 }
 
+// scan runs a query in a transaction, which keeps the locks, and counts its rows.
+func scan(t *testing.T, tx *sql.Tx, query string, args ...any) (n int) {
+	t.Helper()
+	rows, err := tx.QueryContext(ctx, query, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = rows.Close() }()
+	for rows.Next() {
+		n++
+	}
+	if err := rows.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
 // lockedRecords counts the record locks of the transaction on a table.
 func lockedRecords(t *testing.T, store *inventory.Store, connection int64, table string) int {
 	t.Helper()
@@ -229,17 +246,7 @@ func TestClaimLocksOneRecordPerUnit(t *testing.T) {
 			if err := tx.QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&connection); err != nil {
 				t.Fatal(err)
 			}
-			rows, err := tx.QueryContext(ctx, tt.query, tt.args...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			units := 0
-			for rows.Next() {
-				units++
-			}
-			if err := rows.Close(); err != nil {
-				t.Fatal(err)
-			}
+			units := scan(t, tx, tt.query, tt.args...)
 			if want := tt.args[len(tt.args)-1].(int); units != want {
 				t.Fatalf("the scan found %d units, want %d", units, want)
 			}
@@ -257,13 +264,7 @@ func TestUnitsLockedByOthersAreNotSoldOut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rows, err := tx.QueryContext(ctx, inventory.FreshUnitsSQL, sale.ID[:], 1, 4, 3)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := rows.Close(); err != nil {
-		t.Fatal(err)
-	}
+	scan(t, tx, inventory.FreshUnitsSQL, sale.ID[:], 1, 4, 3)
 	wantOutcome(t, claimOne(t, store, sale, "a", 1), inventory.OutcomeBusy)
 	if err := tx.Rollback(); err != nil {
 		t.Fatal(err)
@@ -278,13 +279,7 @@ func TestUnitsBehindTheStartAreFound(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rows, err := tx.QueryContext(ctx, inventory.FreshUnitsSQL, sale.ID[:], 1, 11, 4)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := rows.Close(); err != nil {
-		t.Fatal(err)
-	}
+	scan(t, tx, inventory.FreshUnitsSQL, sale.ID[:], 1, 11, 4)
 	line := inventory.NewLine("line")
 	results, err := store.Claim(ctx, sale.ID, line, buyers(6, 1))
 	if err != nil {

@@ -97,7 +97,7 @@ func (r *FlashSaleReconciler) Reconcile(ctx context.Context, request ctrl.Reques
 		if more {
 			s.observe(ctx)
 		}
-		if !more || s.decision.Work == plan.WorkLoad {
+		if !more || s.decision.Work == plan.WorkLoad || s.decision.Work == plan.WorkPurge { // other sales have a turn
 			s.decide()
 			break
 		}

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -134,11 +136,11 @@ type call func(w http.ResponseWriter, r *http.Request) (outcome string)
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	route := func(path string, methods map[string]call) {
-		names := make([]string, 0, len(methods))
+		labels := make(map[string]string, len(methods)) // of the metrics, by method
 		for m := range methods {
-			names = append(names, m)
+			labels[m] = m + " " + path
 		}
-		allow := strings.Join(names, ", ")
+		allow := strings.Join(slices.Sorted(maps.Keys(methods)), ", ")
 		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
 			c, ok := methods[r.Method]
 			if !ok {
@@ -147,7 +149,7 @@ func (s *Server) Handler() http.Handler {
 				return
 			}
 			began := time.Now()
-			name := r.Method + " " + path
+			name := labels[r.Method]
 			outcome := c(w, r)
 			s.answers.WithLabelValues(name, outcome).Inc()
 			s.seconds.WithLabelValues(name).Observe(time.Since(began).Seconds())

@@ -1,0 +1,173 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"flashsale.dev/operator/test/testmysql"
+)
+
+// secretFile writes a DSN where a command finds it.
+func secretFile(t *testing.T, dsn string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "dsn")
+	if err := os.WriteFile(path, []byte(dsn+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestExitCodes(t *testing.T) {
+	dsn := testmysql.DSN(t)
+	store := testmysql.Open(t, dsn)
+	if err := store.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	sale := testmysql.Sale(3).In(t, store)
+	t.Setenv("FLASHSALE_DATABASE", secretFile(t, dsn)) // a flag by its environment variable
+	for _, tt := range []struct {
+		name string
+		args []string
+		want int
+	}{
+		{"no command", nil, 2},
+		{"unknown command", []string{"sell"}, 2},
+		{"help", []string{"--help"}, 0},
+		{"help of a command", []string{"serve", "--help"}, 0},
+		{"unknown flag", []string{"audit", "--fast"}, 2},
+		{"a sale that is no UID", []string{"serve", "--sale-id=phones"}, 2},
+		{"an interval that is none", []string{"sweep", "--sale-id=" + sale.ID.String(), "--interval=0s"}, 2},
+		{"a sale that does not exist", []string{"audit", "--sale-id=00000000-0000-0000-0000-000000000001"}, 1},
+		{"no such Secret", []string{"audit", "--database=/does/not/exist"}, 1},
+		{"one sale", []string{"audit", "--sale-id=" + sale.ID.String()}, 0},
+		{"all sales", []string{"audit"}, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := run(tt.args); got != tt.want {
+				t.Errorf("exit code %d, want %d", got, tt.want)
+			}
+		})
+	}
+	breaking := func(sign string) {
+		if _, err := store.DB().ExecContext(t.Context(), "UPDATE flashsale_tally SET held = held "+sign+" 1 WHERE line = 'load'"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	breaking("+")
+	if got := run([]string{"audit"}); got != 1 {
+		t.Errorf("an invariant is broken, and the exit code is %d", got)
+	}
+	breaking("-")
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	return listener.Addr().String()
+}
+
+func get(t *testing.T, url string) (status int, body string) {
+	t.Helper()
+	answer, err := http.Get(url)
+	if err != nil {
+		return 0, ""
+	}
+	defer func() { _ = answer.Body.Close() }()
+	b, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return 0, ""
+	}
+	return answer.StatusCode, string(b)
+}
+
+// On SIGTERM readiness goes off first, the request in flight is answered, and then the process ends.
+func TestServeEndsGracefully(t *testing.T) {
+	dsn := testmysql.DSN(t)
+	store := testmysql.Open(t, dsn)
+	if err := store.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	sale := testmysql.Sale(3).In(t, store)
+	api, admin := freeAddress(t), freeAddress(t)
+	ctx, terminate := context.WithCancel(context.Background())
+	defer terminate()
+	ended := make(chan error, 1)
+	go func() {
+		ended <- serve(ctx, []string{"--database=" + secretFile(t, dsn), "--sale-id=" + sale.ID.String(), "--listen=" + api, "--admin=" + admin, "--unready-for=500ms"})
+	}()
+	ready := func() int { status, _ := get(t, "http://"+admin+"/readyz"); return status }
+	testmysql.Eventually(t, "the pod is ready", func() bool { return ready() == http.StatusOK })
+	if status, _ := get(t, "http://"+api+"/v1/stock"); status != http.StatusOK {
+		t.Errorf("the stock was answered with status %d", status)
+	}
+	if _, metrics := get(t, "http://"+admin+"/metrics"); !strings.Contains(metrics, `flashsale_answers_total{call="GET /v1/stock",outcome="open"} 1`) {
+		t.Error("the metrics do not count the answer")
+	}
+
+	// The sale's row is locked, so the claim waits.
+	tx, err := store.DB().BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.ExecContext(t.Context(), "UPDATE flashsale_sale SET name = 'locked'"); err != nil {
+		t.Fatal(err)
+	}
+	inFlight := make(chan string, 1)
+	go func() {
+		request, err := http.NewRequest(http.MethodPost, "http://"+api+"/v1/reservations", strings.NewReader(""))
+		if err != nil {
+			inFlight <- err.Error()
+			return
+		}
+		request.Header.Set("X-Buyer-Id", "ann")
+		answer, err := http.DefaultClient.Do(request)
+		if err != nil {
+			inFlight <- err.Error()
+			return
+		}
+		_ = answer.Body.Close()
+		inFlight <- fmt.Sprint(answer.StatusCode)
+	}()
+	testmysql.Eventually(t, "the claim waits for the lock", func() bool {
+		var waiting int
+		err := testmysql.Admin(t).QueryRow("SELECT COUNT(*) FROM performance_schema.data_locks WHERE OBJECT_SCHEMA = (SELECT ?) AND LOCK_STATUS = 'WAITING'", databaseOf(dsn)).Scan(&waiting)
+		return err == nil && waiting > 0
+	})
+	terminate()
+	testmysql.Eventually(t, "readiness is off", func() bool { return ready() == http.StatusServiceUnavailable })
+	select {
+	case got := <-inFlight:
+		t.Errorf("answered %s while the row was locked", got)
+	default:
+	}
+	if err := tx.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-inFlight; got != "201" {
+		t.Errorf("the request in flight was answered %s, want 201", got)
+	}
+	if err := <-ended; err != nil {
+		t.Errorf("serve ended with %v", err)
+	}
+	if status, _ := get(t, "http://"+api+"/v1/stock"); status != 0 {
+		t.Errorf("answered %d after the end", status)
+	}
+}
+
+// databaseOf gives the name of the database in a DSN.
+func databaseOf(dsn string) string {
+	name := dsn[strings.LastIndex(dsn, "/")+1:]
+	name, _, _ = strings.Cut(name, "?")
+	return name
+}

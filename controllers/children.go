@@ -37,6 +37,7 @@ const (
 
 	apiPort, adminPort = 8080, 9090
 	secretPath         = "/etc/flashsale/database"
+	webhookPath        = "/etc/flashsale/webhook"
 )
 
 // ManagedLabel marks the controller's children; its cache holds no others.
@@ -102,7 +103,7 @@ func (a *appliedChildren) forget(key string) {
 func (s *scope) applyChildren(ctx context.Context) {
 	var failed error
 	for _, c := range s.children() {
-		if s.decision.Run {
+		if s.decision.Run || s.decision.Publish && c.name == sweeperName(s.sale) {
 			failed = errors.Join(failed, s.apply(ctx, c))
 		} else {
 			failed = errors.Join(failed, s.remove(ctx, c))
@@ -246,7 +247,15 @@ func (s *scope) sweeper() *appsac.DeploymentApplyConfiguration {
 		Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("128Mi")},
 	}).WithArgs("sweep", fmt.Sprintf("--admin=:%d", adminPort),
 		"--interval="+s.sale.Spec.Sweep.Interval.Duration.String(), "--batch-size="+strconv.Itoa(int(s.sale.Spec.Sweep.BatchSize)))
-	return s.deployment(sweeperName(s.sale), "sweeper", 1, container)
+	deployment := s.deployment(sweeperName(s.sale), "sweeper", 1, container)
+	if webhook := s.sale.Spec.Webhook; webhook != nil {
+		container.WithArgs("--webhook-url="+webhook.URL, "--webhook-secret="+webhookPath+"/secret").
+			WithVolumeMounts(corev1ac.VolumeMount().WithName("webhook").WithMountPath(webhookPath).WithReadOnly(true))
+		// Optional: without the key no event goes out, but holds are swept.
+		deployment.Spec.Template.Spec.WithVolumes(corev1ac.Volume().WithName("webhook").
+			WithSecret(corev1ac.SecretVolumeSource().WithSecretName(webhook.SecretRef.Name).WithDefaultMode(0o440).WithOptional(true)))
+	}
+	return deployment
 }
 
 // container is what both Deployments have in common. The database's credentials are mounted, never passed.

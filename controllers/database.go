@@ -34,6 +34,8 @@ type database struct {
 	key   [32]byte
 	setup sync.Mutex // one check at a time
 	fit   atomic.Bool
+	// warning of the last check, if any.
+	warning atomic.Pointer[inventory.SetupError]
 }
 
 // fingerprint changes with the content of the Secret that a sale uses, and does not give it away.
@@ -122,9 +124,11 @@ func (db *database) setUp(ctx context.Context) error {
 	if db.fit.Load() {
 		return nil
 	}
-	if err := db.Setup(ctx); err != nil {
+	warning, err := db.Setup(ctx)
+	if err != nil {
 		return err
 	}
+	db.warning.Store(warning)
 	db.fit.Store(true)
 	return nil
 }

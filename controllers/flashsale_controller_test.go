@@ -59,7 +59,7 @@ func TestASaleRunsFromYAMLToClosed(t *testing.T) {
 		return *sale.Status.Inventory == sales.InventoryStatus{Loaded: 3, Available: 1, Held: 1, Sold: 1}
 	})
 	if r := w.claim(sale, "bob"); true {
-		if _, err := w.store.Confirm(ctx, saleID(sale), r.Reservation.ID, "test", "pay-bob", time.Time{}); err != nil {
+		if _, err := testmysql.Confirm(w.store, saleID(sale), r.Reservation.ID, "pay-bob"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -97,7 +97,7 @@ func TestASaleEndsWithUnitsLeft(t *testing.T) {
 	if r := w.claim(sale, "cat"); r.Outcome != inventory.OutcomeClosed {
 		t.Errorf("after the end: %v", r.Outcome)
 	}
-	if _, err := w.store.Confirm(ctx, saleID(sale), held.Reservation.ID, "test", "pay", time.Time{}); err != nil {
+	if _, err := testmysql.Confirm(w.store, saleID(sale), held.Reservation.ID, "pay"); err != nil {
 		t.Errorf("a hold from before the end cannot be paid: %v", err)
 	}
 	testmysql.Eventually(t, "bob's hold is swept", func() bool {
@@ -138,7 +138,7 @@ func TestSuspendAndResume(t *testing.T) {
 	if r := w.claim(sale, "bob"); r.Outcome != inventory.OutcomeSuspended {
 		t.Errorf("while suspended: %v", r.Outcome)
 	}
-	if _, err := w.store.Confirm(ctx, saleID(sale), held.Reservation.ID, "test", "pay", time.Time{}); err != nil {
+	if _, err := testmysql.Confirm(w.store, saleID(sale), held.Reservation.ID, "pay"); err != nil {
 		t.Errorf("while suspended, a hold cannot be paid: %v", err)
 	}
 	w.patch(sale, func() { sale.Spec.Suspend = false })
@@ -322,7 +322,7 @@ func TestDeletionDrainsLiveHolds(t *testing.T) {
 	if w.children() != 3 {
 		t.Errorf("%d children while a hold is live, want 3", w.children())
 	}
-	if _, err := w.store.Confirm(ctx, saleID(sale), held.Reservation.ID, "test", "pay", time.Time{}); err != nil {
+	if _, err := testmysql.Confirm(w.store, saleID(sale), held.Reservation.ID, "pay"); err != nil {
 		t.Fatal(err)
 	}
 	w.gone(sale)
@@ -435,7 +435,7 @@ func TestCaseK02(t *testing.T) {
 	if first.Reservation.GrantedAt.Before(start) {
 		t.Errorf("granted at %v, before %v", first.Reservation.GrantedAt, start)
 	}
-	if _, err := w.store.Confirm(ctx, saleID(sale), first.Reservation.ID, "test", "pay", time.Time{}); err != nil {
+	if _, err := testmysql.Confirm(w.store, saleID(sale), first.Reservation.ID, "pay"); err != nil {
 		t.Fatal(err)
 	}
 	w.manage()

@@ -36,7 +36,8 @@ func (s *scope) observe(ctx context.Context) {
 	}
 	s.now = time.Now()
 	over := s.sale.Status.Phase == sales.PhaseClosed
-	if over && (s.seen.DeletedAt.IsZero() || s.sale.Spec.DeletionPolicy != sales.DeletionDelete) {
+	publishing := s.sale.Spec.Webhook != nil && s.seen.Sweeper.Desired > 0
+	if over && !publishing && (s.seen.DeletedAt.IsZero() || s.sale.Spec.DeletionPolicy != sales.DeletionDelete) {
 		s.Databases.Release(client.ObjectKeyFromObject(s.sale))
 		return // nothing to ask
 	}
@@ -57,6 +58,9 @@ func (s *scope) observeDatabase(ctx context.Context) (err error) {
 	if err := s.database.setUp(ctx); err != nil {
 		return err
 	}
+	if w := s.database.warning.Load(); w != nil {
+		s.seen.Warning = &plan.Fault{Reason: w.Reason, Message: w.Message}
+	}
 	snap, err := s.database.Snapshot(ctx, saleID(s.sale))
 	if errors.Is(err, inventory.ErrNoSale) {
 		s.now, err = s.database.Now(ctx)
@@ -67,7 +71,12 @@ func (s *scope) observeDatabase(ctx context.Context) (err error) {
 	}
 	s.seen.Sale, s.now = snap, snap.Now
 	if snap.Sold == snap.Units {
-		s.seen.SoldOutAt, err = s.database.SoldOutAt(ctx, saleID(s.sale))
+		if s.seen.SoldOutAt, err = s.database.SoldOutAt(ctx, saleID(s.sale)); err != nil {
+			return err
+		}
+	}
+	if !snap.ClosedAt.IsZero() && s.sale.Spec.Webhook != nil {
+		s.seen.Undelivered, err = s.database.PendingEvents(ctx, saleID(s.sale))
 	}
 	return err
 }

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	sales "flashsale.dev/operator/api/v1alpha1"
+	"flashsale.dev/operator/reserver/inventory"
 )
 
 // writeStatus writes the status once, and only if it says something new.
@@ -99,7 +100,9 @@ func (s *scope) announce(ctx context.Context, before sales.FlashSaleStatus) {
 	for _, kind := range []string{sales.ConditionDatabaseReachable, sales.ConditionReserversAvailable} {
 		old, new := meta.FindStatusCondition(before.Conditions, kind), meta.FindStatusCondition(now.Conditions, kind)
 		switch {
-		case new == nil || old == nil && new.Status == metav1.ConditionTrue || old != nil && old.Status == new.Status && old.Reason == new.Reason:
+		case new == nil || old == nil && new.Reason == sales.ReasonReachable || old == nil && new.Reason == sales.ReasonAvailable || old != nil && old.Status == new.Status && old.Reason == new.Reason:
+		case new.Reason == inventory.ReasonNotDurable:
+			event(corev1.EventTypeWarning, new.Reason, "Check", new.Message)
 		case new.Status == metav1.ConditionTrue:
 			event(corev1.EventTypeNormal, new.Reason, "Recover", new.Message)
 		case kind == sales.ConditionDatabaseReachable || new.Reason != sales.ReasonUnavailable || now.Phase == sales.PhaseLive && before.Phase == sales.PhaseLive:

@@ -344,7 +344,7 @@ func (w *world) buy(sale *sales.FlashSale, buyer string) {
 	if r.Outcome != inventory.OutcomeHeld {
 		w.t.Fatalf("%s got %v", buyer, r.Outcome)
 	}
-	if _, err := w.store.Confirm(ctx, saleID(sale), r.Reservation.ID, "test", "pay-"+buyer, time.Time{}); err != nil {
+	if _, err := testmysql.Confirm(w.store, saleID(sale), r.Reservation.ID, "pay-"+buyer); err != nil {
 		w.t.Fatal(err)
 	}
 }

@@ -88,6 +88,7 @@ func (s *scope) inventorySale(draining bool) inventory.Sale {
 		StartsAt:    spec.StartTime.Truncate(time.Microsecond), // the precision of the database
 		HoldTTL:     spec.HoldTTL.Duration,
 		MaxPerBuyer: int(spec.MaxPerBuyer),
+		RefuseLate:  spec.Payments.Late == sales.LateRefuse,
 		Suspended:   spec.Suspend,
 		Draining:    draining,
 		Generation:  s.sale.Generation,

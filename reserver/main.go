@@ -1,5 +1,5 @@
 // Command reserver is what runs in the pods of a sale: the HTTP service that claims units, the sweeper that takes
-// expired holds back, and the audit that proves from the rows that nothing was lost or sold twice.
+// expired holds back and tells the shop's webhook, and the audit that proves from the rows that nothing was lost or sold twice.
 package main
 
 import (
@@ -25,14 +25,16 @@ import (
 
 	"flashsale.dev/operator/reserver/httpapi"
 	"flashsale.dev/operator/reserver/inventory"
+	"flashsale.dev/operator/reserver/webhook"
 )
 
 const usage = `usage: reserver COMMAND [flags]
 
 commands:
   serve   answer shoppers and the checkout over HTTP for one sale
-  sweep   take expired holds back, for one sale, until stopped
+  sweep   take expired holds back and post events to a webhook, for one sale, until stopped
   audit   prove the invariants of one sale, or of all, from the rows; prints JSON
+  repair  make the running counts of one sale equal its rows again, while it goes on; prints what was changed, as JSON
 
 Every flag can be given as an environment variable, FLASHSALE_ and its name in capitals: --sale-id is FLASHSALE_SALE_ID.
 The database's credentials come from files only. "reserver COMMAND --help" lists a command's flags.
@@ -49,7 +51,7 @@ func run(args []string) (exitCode int) {
 		fmt.Fprint(os.Stderr, usage)
 		return 2
 	}
-	commands := map[string]func(context.Context, []string) error{"serve": serve, "sweep": sweep, "audit": audit}
+	commands := map[string]func(context.Context, []string) error{"serve": serve, "sweep": sweep, "audit": audit, "repair": repair}
 	command, known := commands[args[0]]
 	switch {
 	case args[0] == "--help" || args[0] == "-h" || args[0] == "help":
@@ -82,6 +84,7 @@ type common struct {
 	saleText string
 	sale     uuid.UUID
 	log      *slog.Logger
+	held     *prometheus.HistogramVec // nil in commands without metrics
 }
 
 func newCommon(name string) *common {
@@ -117,6 +120,9 @@ func (c *common) open(maxConns int) (*inventory.Store, error) {
 		return nil, err
 	}
 	options.MaxConns = maxConns
+	if c.held != nil {
+		options.OnHold = func(caller string, d time.Duration) { c.held.WithLabelValues(caller).Observe(d.Seconds()) }
+	}
 	return inventory.Open(options)
 }
 
@@ -128,10 +134,14 @@ func (c *common) connect(ctx context.Context, maxConns int) *inventory.Store {
 	for {
 		store, err := c.open(maxConns)
 		if err == nil {
-			if err = store.Check(ctx); err == nil {
+			var warning *inventory.SetupError
+			if warning, err = store.Check(ctx); err == nil {
 				err = store.Probe(ctx)
 			}
 			if err == nil {
+				if warning != nil {
+					c.log.Warn(warning.Message, "reason", warning.Reason)
+				}
 				return store
 			}
 			_ = store.Close()
@@ -164,7 +174,7 @@ func serve(ctx context.Context, args []string) error {
 	if err := c.parse(args, true); err != nil {
 		return err
 	}
-	registry := newRegistry()
+	registry := c.newRegistry()
 	health := &httpapi.Admin{Registry: registry}
 	stopAdmin, err := listenAndServe(*admin, health, c.log)
 	if err != nil {
@@ -236,6 +246,8 @@ func sweep(ctx context.Context, args []string) error {
 		name     = c.flags.String("pod", hostname(), "name of this process, unique within the sale")
 		interval = c.flags.Duration("interval", time.Second, "time between two looks for expired holds")
 		batch    = c.flags.Int("batch-size", 500, "holds that one transaction takes back")
+		url      = c.flags.String("webhook-url", "", "where events are posted; without one they are dropped")
+		secret   = c.flags.String("webhook-secret", "", "file with the key that signs events: whsec_ and base64")
 	)
 	if err := c.parse(args, true); err != nil {
 		return err
@@ -243,7 +255,10 @@ func sweep(ctx context.Context, args []string) error {
 	if *interval <= 0 || *batch < 1 || *batch > 5000 {
 		return usageError("--interval must be positive and --batch-size between 1 and 5000")
 	}
-	registry := newRegistry()
+	if *url != "" && *secret == "" {
+		return usageError("--webhook-url needs --webhook-secret")
+	}
+	registry := c.newRegistry()
 	swept := prometheus.NewCounter(prometheus.CounterOpts{Name: "flashsale_swept_holds_total", Help: "Expired holds taken back."})
 	registry.MustRegister(swept)
 	health := &httpapi.Admin{Registry: registry}
@@ -252,11 +267,17 @@ func sweep(ctx context.Context, args []string) error {
 		return err
 	}
 	defer stopAdmin(context.Background())
-	store := c.connect(ctx, 2)
+	store := c.connect(ctx, 4)
 	if store == nil {
 		return nil
 	}
 	defer func() { _ = store.Close() }()
+	if *url != "" {
+		publisher := &webhook.Publisher{Store: store, Sale: c.sale, URL: *url, SecretFile: *secret, Log: c.log}
+		var publishing sync.WaitGroup
+		publishing.Go(func() { publisher.Run(ctx, registry) })
+		defer publishing.Wait()
+	}
 	var last atomic.Pointer[error] // of the last sweep
 	health.SetReady(func() error {
 		if err := last.Load(); err != nil {
@@ -270,6 +291,12 @@ func sweep(ctx context.Context, args []string) error {
 	for {
 		once, cancel := context.WithTimeout(ctx, 10*time.Second)
 		n, err := store.Sweep(once, c.sale, "sweeper/"+*name, *batch)
+		if err == nil && n == 0 {
+			err = store.Announce(once, c.sale)
+			if err == nil && *url == "" {
+				err = store.DiscardEvents(once, c.sale)
+			}
+		}
 		cancel()
 		switch {
 		case ctx.Err() != nil:
@@ -330,9 +357,30 @@ func audit(ctx context.Context, args []string) error {
 	return nil
 }
 
-func newRegistry() *prometheus.Registry {
+// repair prints by how much the counts were wrong.
+func repair(ctx context.Context, args []string) error {
+	c := newCommon("repair")
+	if err := c.parse(args, true); err != nil {
+		return err
+	}
+	store, err := c.open(2)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = store.Close() }()
+	changed, err := store.Repair(ctx, c.sale)
+	if err != nil {
+		return fmt.Errorf("repairing sale %s: %w", c.sale, err)
+	}
+	return json.NewEncoder(os.Stdout).Encode(map[string]any{"sale": c.sale, "changed": changed})
+}
+
+// newRegistry makes the metrics that every long-running command has.
+func (c *common) newRegistry() *prometheus.Registry {
+	c.held = prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "flashsale_connection_hold_seconds",
+		Help: "How long a transaction had a database connection, by caller.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 14)}, []string{"caller"})
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(c.held, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return registry
 }
 

@@ -27,7 +27,7 @@ func secretFile(t *testing.T, dsn string) string {
 func TestExitCodes(t *testing.T) {
 	dsn := testmysql.DSN(t)
 	store := testmysql.Open(t, dsn)
-	if err := store.Setup(t.Context()); err != nil {
+	if _, err := store.Setup(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	sale := testmysql.Sale(3).In(t, store)
@@ -95,7 +95,7 @@ func get(t *testing.T, url string) (status int, body string) {
 func TestServeEndsGracefully(t *testing.T) {
 	dsn := testmysql.DSN(t)
 	store := testmysql.Open(t, dsn)
-	if err := store.Setup(t.Context()); err != nil {
+	if _, err := store.Setup(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	sale := testmysql.Sale(3).In(t, store)

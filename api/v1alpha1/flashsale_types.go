@@ -61,6 +61,15 @@ type FlashSaleSpec struct {
 	// +kubebuilder:default={}
 	Sweep SweepSpec `json:"sweep,omitempty"`
 
+	// payments says what happens to payments that come late.
+	// +optional
+	// +kubebuilder:default={}
+	Payments PaymentsSpec `json:"payments,omitempty"`
+
+	// webhook is told of what happens in the sale, if given.
+	// +optional
+	Webhook *WebhookSpec `json:"webhook,omitempty"`
+
 	// suspend closes the gate while true: nobody gets a new hold, live holds can be paid. It is obeyed at any time.
 	// +optional
 	Suspend bool `json:"suspend,omitempty"`
@@ -145,6 +154,40 @@ type SweepSpec struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=5000
 	BatchSize int32 `json:"batchSize,omitempty"`
+}
+
+// PaymentsSpec says what happens to payments that come late.
+type PaymentsSpec struct {
+	// late says what a payment gets that arrives when its hold has lapsed: with Reclaim (the default) units that are still
+	// free, under the same reservation, else it is due to be refunded; with Refuse it is always due to be refunded.
+	// +optional
+	// +kubebuilder:default=Reclaim
+	Late LatePolicy `json:"late,omitempty"`
+}
+
+// LatePolicy is Reclaim or Refuse.
+// +kubebuilder:validation:Enum=Reclaim;Refuse
+type LatePolicy string
+
+// The policies for late payments.
+const (
+	LateReclaim LatePolicy = "Reclaim"
+	LateRefuse  LatePolicy = "Refuse"
+)
+
+// WebhookSpec names who is told of what happens in the sale: CloudEvents by HTTP POST, at least once each.
+type WebhookSpec struct {
+	// url that the events are posted to, http or https.
+	// +required
+	// +kubebuilder:validation:MinLength=8
+	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:XValidation:rule="isURL(self) && url(self).getScheme() in ['http', 'https'] && url(self).getHost() != ''",message="url must be an http or https URL"
+	URL string `json:"url"`
+
+	// secretRef names a Secret of the same namespace whose key secret signs the events, as Standard Webhooks say:
+	// whsec_ and the key's 24 to 64 bytes in base64.
+	// +required
+	SecretRef SecretReference `json:"secretRef"`
 }
 
 // Phase is where a sale stands, for people; conditions are for programs.

@@ -97,6 +97,9 @@ func (s sale) databaseReachable(d Decision) *metav1.Condition {
 	if f := s.seen.Fault; f != nil {
 		return condition(sales.ConditionDatabaseReachable, false, f.Reason, f.Message)
 	}
+	if w := s.seen.Warning; w != nil {
+		return condition(sales.ConditionDatabaseReachable, true, w.Reason, w.Message)
+	}
 	return condition(sales.ConditionDatabaseReachable, true, sales.ReasonReachable, "the database answers, locks rows and syncs commits to disk")
 }
 

@@ -23,10 +23,14 @@ type Observed struct {
 
 	// Fault says why the database cannot be used; nil when it can.
 	Fault *Fault
+	// Warning says what is wrong with a database that can be used; nil when nothing is.
+	Warning *Fault
 	// Sale is the database's view; nil when it does not know the sale, or with a Fault.
 	Sale *inventory.Snapshot
 	// SoldOutAt is when the last unit was sold; zero while any is not.
 	SoldOutAt time.Time
+	// Undelivered is how many events of a closed sale the webhook has still to be told.
+	Undelivered int
 	// Audit is the report on a closed sale; nil until one was made.
 	Audit *inventory.Report
 
@@ -68,6 +72,7 @@ type Decision struct {
 	Message    string
 	Work       Work
 	Run        bool          // pods and sweeper are wanted; else they are to go
+	Publish    bool          // the sweeper is wanted, to deliver the last events
 	Finish     bool          // the finalizer can go
 	Wake       time.Duration // look again after this; zero: only when something changes
 }
@@ -124,6 +129,7 @@ func over(s sale) (Decision, bool) {
 		return Decision{}, false
 	}
 	d := Decision{Phase: sales.PhaseClosed, Message: s.seen.Previous.Message}
+	d.Publish, d.Wake = s.publish()
 	if s.deleted() {
 		d.Work, d.Wake, d.Finish = s.leave()
 	}
@@ -163,6 +169,14 @@ func deleting(s sale) (Decision, bool) {
 		d.Work, d.Wake, d.Finish = s.leave()
 	}
 	return d, true
+}
+
+// publish says whether a closed sale keeps its sweeper, because events wait for a webhook that does not answer.
+func (s sale) publish() (wanted bool, wake time.Duration) {
+	if s.spec.Webhook == nil || s.seen.Sweeper.Desired == 0 || s.deleted() || s.seen.Undelivered == 0 && s.seen.Fault == nil {
+		return false, 0
+	}
+	return true, wakeFault
 }
 
 // leave says how a drained sale goes: with its rows (Delete) or without.
@@ -237,6 +251,7 @@ func closed(s sale) (Decision, bool) {
 		d.Message = fmt.Sprintf("the final audit found %d checks broken: run \"reserver audit --sale-id %s\" to see the rows", len(s.seen.Audit.Failed()), sale.ID)
 	default:
 		d.Phase = sales.PhaseClosed
+		d.Publish, d.Wake = s.publish()
 		d.Message = fmt.Sprintf("%s: %d of %d units sold; the audit passed", s.closedReason(), sale.Sold, sale.Units)
 	}
 	return d, true

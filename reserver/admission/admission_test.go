@@ -59,12 +59,14 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+func quantity(r inventory.Request) int { return r.Quantity }
+
 // While a batch is served, arrivals wait; the next batch takes them all, up to the limit.
 func TestArrivalsShareTheNextBatch(t *testing.T) {
 	var mu sync.Mutex
 	var sizes []int
 	entered, leave := make(chan struct{}, 100), make(chan struct{})
-	line := NewQueue(2000, func(_ context.Context, batch []inventory.Request) ([]inventory.Result, error) {
+	line := NewQueue(2000, quantity, func(_ context.Context, batch []inventory.Request) ([]inventory.Result, error) {
 		mu.Lock()
 		sizes = append(sizes, len(batch))
 		mu.Unlock()
@@ -103,7 +105,7 @@ func TestArrivalsShareTheNextBatch(t *testing.T) {
 
 func TestABatchIsBoundedInUnits(t *testing.T) {
 	var sizes []int
-	line := NewQueue(10, func(_ context.Context, batch []inventory.Request) ([]inventory.Result, error) {
+	line := NewQueue(10, quantity, func(_ context.Context, batch []inventory.Request) ([]inventory.Result, error) {
 		sizes = append(sizes, len(batch))
 		return make([]inventory.Result, len(batch)), nil
 	})
@@ -126,7 +128,7 @@ func TestABatchIsBoundedInUnits(t *testing.T) {
 }
 
 func TestAFullLineSaysSoAtOnce(t *testing.T) {
-	line := NewQueue(1, nil) // nobody serves it
+	line := NewQueue[inventory.Request, inventory.Result](1, quantity, nil) // nobody serves it
 	gone, cancel := context.WithCancel(context.Background())
 	cancel()
 	if _, err := line.Ask(gone, inventory.Request{}); !errors.Is(err, context.Canceled) {
@@ -139,7 +141,7 @@ func TestAFullLineSaysSoAtOnce(t *testing.T) {
 
 func TestCallersWhoLeftAreNotServed(t *testing.T) {
 	served := make(chan int, 1)
-	line := NewQueue(10, func(_ context.Context, batch []inventory.Request) ([]inventory.Result, error) {
+	line := NewQueue(10, quantity, func(_ context.Context, batch []inventory.Request) ([]inventory.Result, error) {
 		served <- len(batch)
 		return make([]inventory.Result, len(batch)), nil
 	})

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"time"
-
-	"flashsale.dev/operator/reserver/inventory"
 )
 
 // ErrFull means that the queue has no place: the pod is overloaded.
@@ -18,54 +16,56 @@ const (
 )
 
 // Serve answers a batch of requests, in their order.
-type Serve func(ctx context.Context, batch []inventory.Request) ([]inventory.Result, error)
+type Serve[Q, A any] func(ctx context.Context, batch []Q) ([]A, error)
 
 // Queue is where requests wait to share one transaction: while a commit is in flight, arrivals queue; the next batch takes
-// them all. An idle queue serves at once.
-type Queue struct {
-	serve   Serve
-	waiting chan *waiter
+// them all. An idle queue serves at once. Run may run several times at once: then the next batch is made while the one
+// before waits for the disk.
+type Queue[Q, A any] struct {
+	units   func(Q) int
+	serve   Serve[Q, A]
+	waiting chan *waiter[Q, A]
 }
 
-type waiter struct {
-	request inventory.Request
+type waiter[Q, A any] struct {
+	request Q
 	ctx     context.Context
-	answer  chan answer // has room for the one answer, so that a waiter who left blocks nobody
+	answer  chan answer[A] // has room for the one answer, so that a waiter who left blocks nobody
 }
 
-type answer struct {
-	result inventory.Result
+type answer[A any] struct {
+	result A
 	err    error
 }
 
-// NewQueue makes a queue with room for places waiting requests.
-func NewQueue(places int, serve Serve) *Queue {
-	return &Queue{serve: serve, waiting: make(chan *waiter, places)}
+// NewQueue makes a queue with room for places waiting requests; units says how many units a request moves.
+func NewQueue[Q, A any](places int, units func(Q) int, serve Serve[Q, A]) *Queue[Q, A] {
+	return &Queue[Q, A]{units: units, serve: serve, waiting: make(chan *waiter[Q, A], places)}
 }
 
 // Waiting is how many requests wait.
-func (l *Queue) Waiting() int { return len(l.waiting) }
+func (l *Queue[Q, A]) Waiting() int { return len(l.waiting) }
 
 // Ask waits for the answer to one request. It returns ErrFull without waiting when there is no place, and the context's
 // error when the caller leaves first.
-func (l *Queue) Ask(ctx context.Context, r inventory.Request) (inventory.Result, error) {
-	w := &waiter{request: r, ctx: ctx, answer: make(chan answer, 1)}
+func (l *Queue[Q, A]) Ask(ctx context.Context, r Q) (result A, err error) {
+	w := &waiter[Q, A]{request: r, ctx: ctx, answer: make(chan answer[A], 1)}
 	select {
 	case l.waiting <- w:
 	default:
-		return inventory.Result{}, ErrFull
+		return result, ErrFull
 	}
 	select {
 	case a := <-w.answer:
 		return a.result, a.err
 	case <-ctx.Done():
-		return inventory.Result{}, ctx.Err()
+		return result, ctx.Err()
 	}
 }
 
 // Run serves the queue until the context ends.
-func (l *Queue) Run(ctx context.Context) {
-	var held *waiter // did not fit into the batch before
+func (l *Queue[Q, A]) Run(ctx context.Context) {
+	var held *waiter[Q, A] // did not fit into the batch before
 	for {
 		first := held
 		held = nil
@@ -76,15 +76,15 @@ func (l *Queue) Run(ctx context.Context) {
 				return
 			}
 		}
-		var batch []*waiter
+		var batch []*waiter[Q, A]
 		units := 0
 		for w := first; w != nil; {
 			switch {
 			case w.ctx.Err() != nil: // left: a unit would be held for nobody
-			case units > 0 && units+w.request.Quantity > maxBatchUnits:
+			case units > 0 && units+l.units(w.request) > maxBatchUnits:
 				held = w
 			default:
-				batch, units = append(batch, w), units+w.request.Quantity
+				batch, units = append(batch, w), units+l.units(w.request)
 			}
 			w = nil
 			if held == nil && len(batch) < maxBatch {
@@ -100,16 +100,16 @@ func (l *Queue) Run(ctx context.Context) {
 	}
 }
 
-func (l *Queue) serveBatch(ctx context.Context, batch []*waiter) {
+func (l *Queue[Q, A]) serveBatch(ctx context.Context, batch []*waiter[Q, A]) {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
-	requests := make([]inventory.Request, len(batch))
+	requests := make([]Q, len(batch))
 	for i, w := range batch {
 		requests[i] = w.request
 	}
 	results, err := l.serve(ctx, requests)
 	for i, w := range batch {
-		a := answer{err: err}
+		a := answer[A]{err: err}
 		if err == nil {
 			a.result = results[i]
 		}

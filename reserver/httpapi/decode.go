@@ -79,6 +79,23 @@ func (b *confirmBody) check() (paidAt time.Time, p *Problem) {
 	return paidAt, nil
 }
 
+// refundBody is the body of POST /v1/reservations/{id}/refund. When restock is missing, the units go back on sale.
+type refundBody struct {
+	Restock bool `json:"restock"`
+}
+
+// idempotencyKey gives the key that the client sent, or "" when it sent none.
+func idempotencyKey(r *http.Request) (string, *Problem) {
+	values := r.Header.Values("Idempotency-Key")
+	if len(values) == 0 {
+		return "", nil
+	}
+	if len(values) > 1 || !validID(values[0]) {
+		return "", problemInvalid(fmt.Sprintf("Idempotency-Key must be sent once, and be 1 to %d bytes of printable ASCII without spaces.", inventory.MaxIDLength))
+	}
+	return values[0], nil
+}
+
 // validID accepts what can safely stand in headers, logs and keys.
 func validID(s string) bool {
 	if len(s) == 0 || len(s) > inventory.MaxIDLength {

@@ -24,7 +24,8 @@ import (
 const (
 	linePlaces  = 20_000           // requests that may wait for a transaction
 	answerLimit = 10 * time.Second // longest a shopper waits
-	confirmRows = 8                // tally rows that confirmations and releases of a pod spread over
+	lines       = 2                // claim transactions at once: while one waits for the disk, the next is made
+	releaseRows = 8                // tally rows that releases and refunds of a pod spread over, so as not to wait for each other
 )
 
 // Server serves one sale. Make it with New, keep Run running, and serve Handler.
@@ -34,8 +35,9 @@ type Server struct {
 	pod    string
 	log    *slog.Logger
 	watch  *admission.Watch
-	claims *admission.Queue
-	lookUp *admission.Queue
+	claims *admission.Queue[inventory.Request, inventory.Result]
+	lookUp *admission.Queue[inventory.Request, inventory.Result]
+	pay    *admission.Queue[inventory.Payment, inventory.Settlement]
 	turn   atomic.Uint64
 	ending atomic.Bool
 
@@ -48,8 +50,14 @@ type Server struct {
 // New makes a server for a sale; pod is a name unique among the sale's processes.
 func New(store *inventory.Store, sale uuid.UUID, pod string, registry *prometheus.Registry, log *slog.Logger) *Server {
 	s := &Server{store: store, sale: sale, pod: pod, log: log, registry: registry, watch: admission.NewWatch(store, sale, log)}
-	line := inventory.NewLine(pod)
-	s.claims = admission.NewQueue(linePlaces, func(ctx context.Context, batch []inventory.Request) ([]inventory.Result, error) {
+	free := make(chan *inventory.Line, lines)
+	for i := range lines {
+		free <- inventory.NewLine(fmt.Sprintf("%s/claim-%d", pod, i))
+	}
+	quantity := func(r inventory.Request) int { return r.Quantity }
+	s.claims = admission.NewQueue(linePlaces, quantity, func(ctx context.Context, batch []inventory.Request) ([]inventory.Result, error) {
+		line := <-free // there are as many as runs of the queue
+		defer func() { free <- line }()
 		s.batches.Observe(float64(len(batch)))
 		results, err := store.Claim(ctx, sale, line, batch)
 		if err != nil {
@@ -57,8 +65,12 @@ func New(store *inventory.Store, sale uuid.UUID, pod string, registry *prometheu
 		}
 		return results, err
 	})
-	s.lookUp = admission.NewQueue(linePlaces, func(ctx context.Context, batch []inventory.Request) ([]inventory.Result, error) {
+	s.lookUp = admission.NewQueue(linePlaces, quantity, func(ctx context.Context, batch []inventory.Request) ([]inventory.Result, error) {
 		return store.LookUp(ctx, sale, s.watch.View().MaxPerBuyer, batch)
+	})
+	one := func(inventory.Payment) int { return 1 } // its units stay where they are
+	s.pay = admission.NewQueue(linePlaces, one, func(ctx context.Context, batch []inventory.Payment) ([]inventory.Settlement, error) {
+		return store.Confirm(ctx, sale, pod+"/confirm", batch)
 	})
 	s.register()
 	return s
@@ -100,8 +112,11 @@ func (s *Server) register() {
 func (s *Server) Run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go s.claims.Run(ctx)
+	for range lines {
+		go s.claims.Run(ctx)
+	}
 	go s.lookUp.Run(ctx)
+	go s.pay.Run(ctx)
 	s.watch.Run(ctx, func(ctx context.Context) {
 		n, err := s.store.Sweep(ctx, s.sale, s.pod, 500)
 		if err == nil && n > 0 {
@@ -161,6 +176,7 @@ func (s *Server) Handler() http.Handler {
 	route("/reserve", reserve)
 	route("/v1/reservations/{id}", map[string]call{http.MethodGet: s.status, http.MethodDelete: s.release})
 	route("/v1/reservations/{id}/confirm", map[string]call{http.MethodPost: s.confirm})
+	route("/v1/reservations/{id}/refund", map[string]call{http.MethodPost: s.refund})
 	route("/v1/stock", stock)
 	route("/stock", stock)
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { problemNotFound.write(w) })
@@ -185,13 +201,20 @@ type reservationJSON struct {
 	ID        uuid.UUID `json:"id"`
 	State     string    `json:"state"`
 	Quantity  int       `json:"quantity"`
-	GrantedAt time.Time `json:"grantedAt"`
-	ExpiresAt time.Time `json:"expiresAt"`
+	GrantedAt time.Time `json:"grantedAt,omitzero"` // not of a refund due for a reservation that never was
+	ExpiresAt time.Time `json:"expiresAt,omitzero"`
 	PaymentID string    `json:"paymentId,omitempty"`
+	Reason    string    `json:"reason,omitempty"`    // of a refund due
+	Restocked *bool     `json:"restocked,omitempty"` // of a refunded one
 }
 
 func writeReservation(w http.ResponseWriter, status int, r *inventory.Reservation) string {
-	writeJSON(w, status, "application/json", reservationJSON{r.ID, r.State.String(), r.Quantity, r.GrantedAt, r.ExpiresAt, r.PaymentID})
+	body := reservationJSON{ID: r.ID, State: r.State.String(), Quantity: r.Quantity, GrantedAt: r.GrantedAt, ExpiresAt: r.ExpiresAt,
+		PaymentID: r.PaymentID, Reason: r.Reason}
+	if restocked := r.State == inventory.Refunded; restocked || r.State == inventory.RefundedKept {
+		body.Restocked = &restocked
+	}
+	writeJSON(w, status, "application/json", body)
 	return strings.ToLower(r.State.String())
 }
 
@@ -200,6 +223,10 @@ func (s *Server) reserve(w http.ResponseWriter, r *http.Request) string {
 	name, p := buyer(r)
 	if p == nil && name == "" {
 		p = problemUnauthenticated
+	}
+	key := ""
+	if p == nil {
+		key, p = idempotencyKey(r)
 	}
 	var body reserveBody
 	var quantity int
@@ -214,7 +241,7 @@ func (s *Server) reserve(w http.ResponseWriter, r *http.Request) string {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), answerLimit)
 	defer cancel()
-	result, err := s.ask(ctx, inventory.Request{Buyer: name, Quantity: quantity})
+	result, err := s.ask(ctx, inventory.Request{Buyer: name, Quantity: quantity, Key: key})
 	if err != nil {
 		return s.fail(w, r, "reserve", err)
 	}
@@ -240,6 +267,9 @@ func (s *Server) ask(ctx context.Context, request inventory.Request) (inventory.
 		return inventory.Result{Outcome: no}, nil
 	}
 	result, err := s.lookUp.Ask(ctx, request)
+	if err == nil && result.Outcome == 0 && result.Reservation != nil {
+		return s.claims.Ask(ctx, request) // which also stores the key
+	}
 	shut := no == inventory.OutcomeClosed || no == inventory.OutcomeSuspended
 	if err == nil && (result.Outcome == 0 || shut && result.Outcome == inventory.OutcomeLimit) {
 		result.Outcome = no
@@ -282,6 +312,9 @@ func (s *Server) refusal(result inventory.Result, quantity int) *Problem {
 	case inventory.OutcomeSuspended:
 		return &Problem{Slug: "suspended", Title: "The sale is paused", Status: http.StatusForbidden, RetryAfter: 5 * time.Second,
 			Detail: "Reservations made before can still be paid."}
+	case inventory.OutcomeKeyReused:
+		return &Problem{Slug: "key-reused", Title: "The idempotency key was used for another request", Status: http.StatusUnprocessableEntity,
+			Detail: "A key stands for one request with one body. Use a new one for a new request."}
 	case inventory.OutcomeClosed:
 		return &Problem{Slug: "closed", Title: "The sale is over", Status: http.StatusGone}
 	}
@@ -329,10 +362,8 @@ func (s *Server) change(w http.ResponseWriter, r *http.Request, doing string, f 
 		return writeReservation(w, http.StatusOK, res)
 	case errors.Is(err, inventory.ErrNotFound):
 		return refuse(w, problemUnknown)
-	case errors.Is(err, inventory.ErrExpired):
-		return conflict("expired", "The hold has expired")
-	case errors.Is(err, inventory.ErrReleased):
-		return conflict("released", "The reservation was released")
+	case errors.Is(err, inventory.ErrNotConfirmed):
+		return conflict("not-confirmed", "The reservation is not confirmed")
 	case errors.Is(err, inventory.ErrConfirmed):
 		return conflict("confirmed", "The reservation is confirmed")
 	case errors.Is(err, inventory.ErrPaymentMismatch):
@@ -369,13 +400,32 @@ func (s *Server) confirm(w http.ResponseWriter, r *http.Request) string {
 		return refuse(w, p)
 	}
 	return s.change(w, r, "confirm a reservation", func(ctx context.Context, rid uuid.UUID) (*inventory.Reservation, error) {
-		return s.store.Confirm(ctx, s.sale, rid, s.tallyRow(), body.PaymentID, paidAt)
+		defer s.watch.Nudge()
+		settled, err := s.pay.Ask(ctx, inventory.Payment{Reservation: rid, ID: body.PaymentID, PaidAt: paidAt})
+		if err != nil {
+			return nil, err
+		}
+		return settled.Reservation, settled.Err
 	})
 }
 
-// tallyRow spreads confirmations and releases over a few rows, so that they do not wait for each other's commits.
+// refund answers POST /v1/reservations/{id}/refund. It is the checkout's alone, which pays the money back.
+func (s *Server) refund(w http.ResponseWriter, r *http.Request) string {
+	if len(r.Header.Values("X-Buyer-Id")) > 0 {
+		return refuse(w, problemCheckoutOnly)
+	}
+	body := refundBody{Restock: true}
+	if p := decode(w, r, &body); p != nil {
+		return refuse(w, p)
+	}
+	return s.change(w, r, "refund a reservation", func(ctx context.Context, rid uuid.UUID) (*inventory.Reservation, error) {
+		defer s.watch.Nudge()
+		return s.store.Refund(ctx, s.sale, rid, s.tallyRow(), body.Restock)
+	})
+}
+
 func (s *Server) tallyRow() string {
-	return fmt.Sprintf("%s/%d", s.pod, s.turn.Add(1)%confirmRows)
+	return fmt.Sprintf("%s/%d", s.pod, s.turn.Add(1)%releaseRows)
 }
 
 type stockJSON struct {

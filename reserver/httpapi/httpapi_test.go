@@ -53,12 +53,20 @@ func (r response) kind() string {
 
 func call(t testing.TB, server *httptest.Server, method, path, buyer, body string) response {
 	t.Helper()
+	return callWithKey(t, server, method, path, buyer, "", body)
+}
+
+func callWithKey(t testing.TB, server *httptest.Server, method, path, buyer, key, body string) response {
+	t.Helper()
 	request, err := http.NewRequest(method, server.URL+path, strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if buyer != "" {
 		request.Header.Set("X-Buyer-Id", buyer)
+	}
+	if key != "" {
+		request.Header.Set("Idempotency-Key", key)
 	}
 	answer, err := server.Client().Do(request)
 	if err != nil {
@@ -124,7 +132,6 @@ func TestAReservationFromHoldToSale(t *testing.T) {
 
 	wantKind(t, call(t, a, "DELETE", bob.header.Get("Location"), "bob", ""), "200 RELEASED")
 	wantKind(t, call(t, b, "DELETE", bob.header.Get("Location"), "bob", ""), "200 RELEASED")
-	wantKind(t, call(t, b, "POST", bob.header.Get("Location")+"/confirm", "", `{"paymentId":"pay-3"}`), "409 released")
 	var cat response
 	testmysql.Eventually(t, "the released unit goes to somebody else", func() bool {
 		cat = call(t, b, "POST", "/v1/reservations", "cat", "")
@@ -136,6 +143,85 @@ func TestAReservationFromHoldToSale(t *testing.T) {
 	stock := call(t, a, "GET", "/v1/stock", "", "")
 	if stock.header.Get("Cache-Control") != "max-age=1" || stock.body["sold"] != 2.0 || stock.body["available"] != 0.0 {
 		t.Errorf("stock %v %v", stock.header, stock.body)
+	}
+}
+
+// A key gives the same reservation whatever became of it, from memory's and from the database's answer.
+func TestIdempotencyKeyOverHTTP(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(2).MaxPerBuyer(2).In(t, store)
+	a, b := pod(t, store, sale), pod(t, store, sale)
+	reserve := func(server *httptest.Server, buyer, key, body string) response {
+		return callWithKey(t, server, "POST", "/v1/reservations", buyer, key, body)
+	}
+	first := reserve(a, "ann", "k1", `{"quantity":2}`)
+	wantKind(t, first, "201 HELD")
+	wantKind(t, reserve(b, "ann", "k1", `{"quantity":1}`), "422 key-reused")
+	wantKind(t, reserve(b, "ann", "k 1", `{"quantity":1}`), "422 invalid")
+	testmysql.Eventually(t, "memory knows that all is held", func() bool { return call(t, b, "GET", "/stock", "", "").body["phase"] == "all-held" })
+	wantKind(t, reserve(b, "ann", "k1", `{"quantity":2}`), "200 HELD")
+	wantKind(t, reserve(b, "ann", "k1", ""), "422 key-reused")
+	wantKind(t, reserve(b, "ann", "k2", ""), "200 HELD") // another key of the same buyer: the same live reservation
+	wantKind(t, reserve(b, "bob", "k1", ""), "409 all-held")
+
+	wantKind(t, call(t, a, "DELETE", first.header.Get("Location"), "ann", ""), "200 RELEASED")
+	for key, body := range map[string]string{"k1": `{"quantity":2}`, "k2": ""} {
+		var again response
+		testmysql.Eventually(t, "the key's answer is the reservation as it is now", func() bool {
+			again = reserve(b, "ann", key, body)
+			return again.kind() == "200 RELEASED"
+		})
+		if again.body["id"] != first.body["id"] {
+			t.Errorf("key %s gave reservation %v, want %v", key, again.body["id"], first.body["id"])
+		}
+	}
+	var fresh response
+	testmysql.Eventually(t, "a key of a refused request can still win", func() bool {
+		fresh = reserve(b, "bob", "k1", "")
+		return fresh.kind() == "201 HELD"
+	})
+}
+
+// A payment that comes late is answered with a 2xx, and a refund gives the units back once.
+func TestLatePaymentsAndRefundsOverHTTP(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(1).In(t, store)
+	server := pod(t, store, sale)
+	hold := func(buyer string) (path string) {
+		var held response
+		testmysql.Eventually(t, buyer+" gets the unit", func() bool {
+			held = call(t, server, "POST", "/v1/reservations", buyer, "")
+			return held.kind() == "201 HELD"
+		})
+		return held.header.Get("Location")
+	}
+	ann := hold("ann")
+	wantKind(t, call(t, server, "POST", ann+"/refund", "", ""), "409 not-confirmed")
+	wantKind(t, call(t, server, "DELETE", ann, "ann", ""), "200 RELEASED")
+	bob := hold("bob")
+	due := call(t, server, "POST", ann+"/confirm", "", `{"paymentId":"pay-ann"}`)
+	wantKind(t, due, "200 REFUND_DUE")
+	if due.body["reason"] != inventory.DueSoldOut || due.body["paymentId"] != "pay-ann" {
+		t.Errorf("the refund due does not say why: %v", due.body)
+	}
+	wantKind(t, call(t, server, "POST", ann+"/refund", "", ""), "200 REFUND_DUE")
+	wantKind(t, call(t, server, "POST", bob+"/confirm", "", `{"paymentId":"pay-bob"}`), "200 CONFIRMED")
+	for range 2 {
+		refunded := call(t, server, "POST", bob+"/refund", "", `{"restock":true}`)
+		wantKind(t, refunded, "200 REFUNDED")
+		if refunded.body["restocked"] != true {
+			t.Errorf("the answer does not say that the unit is back: %v", refunded.body)
+		}
+	}
+	cat := hold("cat")
+	wantKind(t, call(t, server, "POST", cat+"/confirm", "", `{"paymentId":"pay-cat"}`), "200 CONFIRMED")
+	kept := call(t, server, "POST", cat+"/refund", "", `{"restock":false}`)
+	wantKind(t, kept, "200 REFUNDED")
+	if kept.body["restocked"] != false {
+		t.Errorf("the answer does not say that the unit stays sold: %v", kept.body)
+	}
+	if report := testmysql.Audit(t, store, sale.ID); report.Sold != 1 || report.Available != 0 {
+		t.Errorf("counts %+v", report.Counts)
 	}
 }
 
@@ -190,7 +276,10 @@ func TestBadRequests(t *testing.T) {
 		{"unknown reservation", "GET", unknown, "ann", "", "404 reservation-not-found"},
 		{"unknown reservation, checkout", "GET", unknown, "", "", "404 reservation-not-found"},
 		{"releasing an unknown one", "DELETE", unknown, "", "", "404 reservation-not-found"},
-		{"confirming an unknown one", "POST", unknown + "/confirm", "", `{"paymentId":"p"}`, "404 reservation-not-found"},
+		{"confirming an unknown one", "POST", unknown + "/confirm", "", `{"paymentId":"p"}`, "200 REFUND_DUE"},
+		{"refunding an unknown one", "POST", "/v1/reservations/" + uuid.NewString() + "/refund", "", "", "404 reservation-not-found"},
+		{"refunding as a buyer", "POST", unknown + "/refund", "ann", "", "403 checkout-only"},
+		{"refunding with a word for restock", "POST", unknown + "/refund", "", `{"restock":"yes"}`, "422 invalid"},
 		{"an id that is none", "GET", "/v1/reservations/1", "", "", "404 reservation-not-found"},
 		{"an id in another form", "GET", "/v1/reservations/urn:uuid:" + uuid.NewString(), "", "", "404 reservation-not-found"},
 		{"an id with SQL", "GET", "/v1/reservations/'%20OR%201=1--", "", "", "404 reservation-not-found"},
@@ -219,7 +308,7 @@ func TestCase026(t *testing.T) {
 	wantKind(t, held, "201 HELD")
 	var ended time.Time
 	testmysql.Eventually(t, "the hold ends with no request and no sweeper", func() bool {
-		return store.DB().QueryRow("SELECT ended_at FROM flashsale_reservation WHERE state = 4").Scan(&ended) == nil
+		return store.DB().QueryRow("SELECT changed_at FROM flashsale_reservation WHERE state = 4").Scan(&ended) == nil
 	})
 	expires, err := time.Parse(time.RFC3339Nano, held.body["expiresAt"].(string))
 	if err != nil {

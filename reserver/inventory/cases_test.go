@@ -25,7 +25,7 @@ func TestCase008(t *testing.T) {
 	}
 	for _, r := range results {
 		if r.Outcome == inventory.OutcomeHeld {
-			if _, err := store.Confirm(ctx, sale.ID, r.Reservation.ID, "test", "pay", time.Time{}); err != nil {
+			if _, err := testmysql.Confirm(store, sale.ID, r.Reservation.ID, "pay"); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -117,7 +117,7 @@ func TestCase040(t *testing.T) {
 	for i := range answers {
 		wg.Go(func() {
 			var err error
-			if answers[i], err = store.Confirm(ctx, sale.ID, r.ID, fmt.Sprint("confirm-", i%8), "pay", time.Time{}); err != nil {
+			if answers[i], err = testmysql.Confirm(store, sale.ID, r.ID, "pay"); err != nil {
 				t.Error(err)
 			}
 		})
@@ -268,7 +268,7 @@ func TestSetupErrors(t *testing.T) {
 			store, err := inventory.Open(inventory.Options{DSN: tt.dsn})
 			if err == nil {
 				defer func() { _ = store.Close() }()
-				err = store.Setup(short)
+				_, err = store.Setup(short)
 			}
 			var setup *inventory.SetupError
 			if !errors.As(err, &setup) || setup.Reason != tt.want {

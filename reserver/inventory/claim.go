@@ -1,7 +1,9 @@
 package inventory
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha256"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -18,7 +20,7 @@ type Outcome int
 // The outcomes. SoldOut is final unless a confirmed reservation is refunded; AllHeld and Busy may change.
 const (
 	OutcomeHeld      Outcome = iota + 1 // a new reservation
-	OutcomeReplay                       // the buyer's live reservation, granted before
+	OutcomeReplay                       // the buyer's live reservation, or the one that the request's key was given before
 	OutcomeSoldOut                      // fewer units than asked for are available or held
 	OutcomeAllHeld                      // not enough available, but holds may lapse
 	OutcomeBusy                         // units are there, but locked by others for too long
@@ -26,12 +28,15 @@ const (
 	OutcomeNotOpen                      // before the start
 	OutcomeSuspended                    // the sale is suspended
 	OutcomeClosed                       // at or after the end
+	OutcomeKeyReused                    // the key was used by a request for another quantity
 )
 
-// Request asks for Quantity units (1..MaxQuantity, all or nothing) for Buyer (1..MaxIDLength bytes).
+// Request asks for Quantity units (1..MaxQuantity, all or nothing) for Buyer (1..MaxIDLength bytes). Key, if not empty, is an
+// idempotency key (to MaxIDLength bytes) of the buyer's: a request that was given a reservation is given the same again.
 type Request struct {
 	Buyer    string
 	Quantity int
+	Key      string
 }
 
 // Result is the answer to one Request.
@@ -39,6 +44,7 @@ type Result struct {
 	Outcome     Outcome
 	Reservation *Reservation // of OutcomeHeld and OutcomeReplay
 	AlreadySold int          // of OutcomeLimit: units the buyer bought before
+	keep        bool         // the request's key is to be stored with the reservation
 }
 
 // Line is one queue of claims. Its calls to Claim must not overlap; any number of lines, in any number of processes,
@@ -53,7 +59,7 @@ type Line struct {
 func NewLine(name string) *Line { return &Line{name: name} }
 
 const (
-	claimPatience = time.Second            // how long Claim tries to get units that others have locked
+	claimPatience = time.Second            // how long to try to get units that others have locked
 	rescanAfter   = 250 * time.Millisecond // how long units must be missing before a line looks for them behind its start
 	scanRows      = 20_000                 // rows that one scan for fresh units walks at most
 	scans         = 8                      // such scans in one transaction
@@ -73,50 +79,47 @@ func (s *Store) Claim(ctx context.Context, sale uuid.UUID, line *Line, requests 
 		pending[i] = i
 	}
 	giveUp := time.Now().Add(claimPatience)
-	conflicts, rounds := 0, 0
-	for {
+	for rounds := 1; ; rounds++ {
 		batch := make([]Request, len(pending))
 		for i, p := range pending {
 			batch[i] = requests[p]
 		}
-		c := claim{store: s, sale: sale, line: line, requests: batch, results: make([]Result, len(batch))}
-		err := c.run(ctx)
-		switch {
-		case err == nil:
-		case Classify(err) == Conflict && conflicts < 10:
-			conflicts++
-			if !pause(ctx, conflicts) {
-				return nil, ctx.Err()
-			}
-			continue
-		default:
+		var c *claim
+		err := retry(ctx, func() error {
+			c = &claim{store: s, sale: sale, requests: batch, results: make([]Result, len(batch)), shelf: shelf{line: line}}
+			return c.run(ctx)
+		})
+		if err != nil {
 			return nil, err
 		}
 		for i, p := range pending {
 			results[p] = c.results[i]
 		}
-		if len(c.lapsed) > 0 {
-			if err := s.expire(ctx, sale, line.name, c.lapsed); err != nil {
-				return nil, err
-			}
-			continue
-		}
 		short := func(i int) bool {
 			o := results[i].Outcome
-			return o == OutcomeBusy || c.overdue && (o == OutcomeAllHeld || o == OutcomeSoldOut)
+			return o == OutcomeBusy || c.shelf.overdue && (o == OutcomeAllHeld || o == OutcomeSoldOut)
 		}
 		pending = slices.DeleteFunc(pending, func(i int) bool { return !short(i) })
 		if len(pending) == 0 || time.Now().After(giveUp) {
 			return results, nil
 		}
-		if c.overdue {
+		if c.shelf.overdue {
 			if _, err := s.Sweep(ctx, sale, line.name, sweepInClaim); err != nil {
 				return nil, err
 			}
 		}
-		rounds++
 		if !pause(ctx, min(rounds, 4)) {
 			return results, nil // Busy, for those without units
+		}
+	}
+}
+
+// retry runs a transaction again after conflicts, up to ten times. A commit of unknown outcome is the caller's.
+func retry(ctx context.Context, f func() error) error {
+	for round := 1; ; round++ {
+		err := f()
+		if err == nil || Classify(err) != Conflict || round > 10 || !pause(ctx, round) {
+			return err
 		}
 	}
 }
@@ -138,29 +141,19 @@ func pause(ctx context.Context, round int) bool {
 type claim struct {
 	store    *Store
 	sale     uuid.UUID
-	line     *Line
 	requests []Request
 	results  []Result
-
-	overdue bool            // expired holds stand on the shelf, so that "short" is not the last word
-	lapsed  []uuid.UUID     // expired holds of the batch's own buyers: take them back, then try again
-	buyers  map[string]*buy // what the batch's buyers have
-	next    int64           // the line's new start, if the attempt commits
+	buyers   map[string]*buyer  // what the batch's buyers have
+	keys     map[hash]storedKey // the keys that are stored
+	shelf    shelf
 }
 
-// buy is a row of flashsale_buyer.
-type buy struct {
-	exists bool
-	sold   int
-	live   *Reservation
-	lapsed *Reservation // still held, and past its time
-}
-
-// run fills results, or leaves lapsed filled and nothing changed.
+// run fills results, or fails with nothing changed.
 func (c *claim) run(ctx context.Context) error {
 	var granted []*Reservation
-	err := c.store.inTx(ctx, func(tx *sql.Tx) error {
-		window, err := c.readWindow(ctx, tx)
+	err := c.store.inTx(ctx, "claim", func(tx *queries) error {
+		granted = nil
+		window, err := readWindow(ctx, tx, c.sale)
 		if err != nil {
 			return err
 		}
@@ -168,93 +161,69 @@ func (c *claim) run(ctx context.Context) error {
 			c.refuseAll(GateNotOpen)
 			return nil
 		}
-		if err := c.readBuyers(ctx, tx); err != nil || len(c.lapsed) > 0 {
+		// Locked, so that a buyer's claims and confirmations take turns.
+		if err := c.readBuyers(ctx, tx, " FOR UPDATE"); err != nil {
 			return err
 		}
 		wanted := c.answerWithoutUnits(window.MaxPerBuyer)
-		if gate := window.Gate(window.Now); gate != GateOpen {
-			c.refuseAll(gate)
-			return nil
-		}
-		if wanted == 0 {
-			return nil
-		}
-		returned, fresh, now, err := c.lockUnits(ctx, tx, wanted, window.Units)
-		if err != nil {
-			return err
-		}
-		if now.IsZero() {
-			now = window.Now
-		}
-		// The row locks waited for may have cost time: the grant counts from the scan that locked the units, which waits
-		// for nobody.
-		if gate := window.Gate(now); gate != GateOpen {
-			c.refuseAll(gate)
-			return nil
-		}
-		found := len(returned) + len(fresh)
-		free := Counts{Available: int64(found)}
-		if found == wanted {
-			c.line.missingSince = time.Time{}
-		} else {
-			snap, err := readSnapshot(ctx, tx, c.sale)
-			if err != nil {
+		gate := window.Gate(window.Now)
+		var units taken
+		if gate == GateOpen && wanted > 0 {
+			if units, err = c.shelf.take(ctx, tx, c.sale, wanted, window.Units); err != nil {
 				return err
 			}
-			free = snap.Counts
-			free.Available += snap.Units - snap.Loaded // not there yet, but not sold out either
-			c.overdue = !snap.NextLapse.IsZero() && !snap.NextLapse.After(snap.Now)
-			c.lookBehind(snap, int64(found))
+			if units.at.IsZero() {
+				units.at = window.Now
+			}
+			// The row locks waited for may have cost time: the grant counts from the scan that locked the units, which waits
+			// for nobody.
+			gate = window.Gate(units.at)
 		}
-		granted = c.assign(append(slices.Clone(returned), fresh...), free, now, window.HoldTTL)
-		if len(granted) == 0 {
-			return nil
+		if gate != GateOpen {
+			c.refuseAll(gate)
+		} else if wanted > 0 {
+			free := Counts{Available: int64(units.len())}
+			if units.len() < wanted {
+				if free, err = c.shelf.short(ctx, tx, c.sale, units.len()); err != nil {
+					return err
+				}
+			}
+			granted = c.assign(units.all(), free, units.at, window.HoldTTL)
 		}
-		return c.write(ctx, tx, granted, returned)
+		if err := c.writeKeys(ctx, tx); err != nil || len(granted) == 0 {
+			return err
+		}
+		return c.write(ctx, tx, granted, units)
 	})
 	var commit *CommitError
-	if errors.As(err, &commit) && len(granted) > 0 {
+	if errors.As(err, &commit) {
 		err = c.lookUp(ctx, granted, commit)
 	}
-	if err == nil && c.next > 0 {
-		c.line.next = c.next
+	if err == nil {
+		c.shelf.commit()
 	}
 	return err
 }
 
-// refuseAll says that the gate is shut, to all but those who hold a reservation.
+// refuseAll says that the gate is shut, to all but those who have a reservation or misuse a key.
 func (c *claim) refuseAll(gate Gate) {
 	outcome := map[Gate]Outcome{GateNotOpen: OutcomeNotOpen, GateSuspended: OutcomeSuspended, GateClosed: OutcomeClosed}[gate]
 	for i := range c.results {
-		if c.results[i].Outcome != OutcomeReplay {
+		if o := c.results[i].Outcome; o != OutcomeReplay && o != OutcomeKeyReused {
 			c.results[i] = Result{Outcome: outcome}
 		}
 	}
 }
 
-// lookBehind makes the line's next claim begin at the first unit again, when units have been available for a while that
-// it does not find: a rollback, or a process that died, left them behind its start. Before, they may just be locked.
-func (c *claim) lookBehind(snap *Snapshot, found int64) {
-	switch {
-	case c.next <= snap.Loaded: // there is more to look at ahead
-	case snap.Available <= found:
-		c.line.missingSince = time.Time{}
-	case c.line.missingSince.IsZero():
-		c.line.missingSince = time.Now()
-	case time.Since(c.line.missingSince) > rescanAfter:
-		c.next, c.line.next, c.line.missingSince = 0, 1, time.Time{}
-	}
-}
-
-// readWindow reads the sale's row and shares it until the commit, so that Register and CloseSale wait for this claim.
+// readWindow reads the sale's row and shares it until the commit, so that Register and CloseSale wait for this transaction.
 // It carries no counts.
-func (c *claim) readWindow(ctx context.Context, tx *sql.Tx) (*Snapshot, error) {
-	w := &Snapshot{Sale: Sale{ID: c.sale}}
+func readWindow(ctx context.Context, tx *queries, sale uuid.UUID) (*Snapshot, error) {
+	w := &Snapshot{Sale: Sale{ID: sale}}
 	var ends, loadedAt, closedAt sql.NullTime
 	var ttl int64
-	err := tx.QueryRowContext(ctx, `SELECT units, starts_at, ends_at, hold_ttl_us, max_per_buyer, suspended, draining, loaded_at, closed_at, UTC_TIMESTAMP(6)
-		FROM flashsale_sale WHERE sale_id = ? LOCK IN SHARE MODE`, id(c.sale)).
-		Scan(&w.Units, &w.StartsAt, &ends, &ttl, &w.MaxPerBuyer, &w.Suspended, &w.Draining, &loadedAt, &closedAt, &w.Now)
+	err := tx.row(ctx, `SELECT units, starts_at, ends_at, hold_ttl_us, max_per_buyer, refuse_late, suspended, draining, loaded_at, closed_at, UTC_TIMESTAMP(6)
+		FROM flashsale_sale WHERE sale_id = ? LOCK IN SHARE MODE`, id(sale)).
+		Scan(&w.Units, &w.StartsAt, &ends, &ttl, &w.MaxPerBuyer, &w.RefuseLate, &w.Suspended, &w.Draining, &loadedAt, &closedAt, &w.Now)
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil, ErrNoSale
 	}
@@ -266,76 +235,124 @@ func (c *claim) readWindow(ctx context.Context, tx *sql.Tx) (*Snapshot, error) {
 	return w, nil
 }
 
-// readBuyers locks the rows of the batch's buyers, so that a buyer's claims and confirmations take turns.
-func (c *claim) readBuyers(ctx context.Context, tx *sql.Tx) error {
-	names := make([]string, 0, len(c.requests))
-	for _, r := range c.requests {
-		names = append(names, r.Buyer)
-	}
-	buyers, err := readBuyers(ctx, tx, c.sale, names, " FOR UPDATE")
-	if err != nil {
-		return err
-	}
-	c.buyers = buyers
-	for _, b := range buyers {
-		if b.lapsed != nil {
-			c.lapsed = append(c.lapsed, b.lapsed.ID)
-		}
-	}
-	return nil
+// buyer is a row of flashsale_buyer.
+type buyer struct {
+	exists bool
+	sold   int
+	live   *Reservation // held, and not past its time
 }
 
-func readBuyers(ctx context.Context, q queryer, sale uuid.UUID, names []string, lock string) (map[string]*buy, error) {
+// has is how many units count against the buyer's limit.
+func (b *buyer) has() int {
+	if b.live != nil {
+		return b.sold + b.live.Quantity
+	}
+	return b.sold
+}
+
+// readBuyers reads what the batch's buyers have, and which of their keys are stored.
+func (c *claim) readBuyers(ctx context.Context, q *queries, lock string) (err error) {
+	names := make([]string, 0, len(c.requests))
+	var hashes []hash
+	for _, r := range c.requests {
+		names = append(names, r.Buyer)
+		if r.Key != "" {
+			hashes = append(hashes, hashOf(r))
+		}
+	}
+	if c.buyers, err = readBuyers(ctx, q, c.sale, names, lock); err == nil {
+		c.keys, err = readKeys(ctx, q, c.sale, hashes)
+	}
+	return err
+}
+
+func readBuyers(ctx context.Context, q *queries, sale uuid.UUID, names []string, lock string) (map[string]*buyer, error) {
 	slices.Sort(names) // one order of locks for all batches
 	names = slices.Compact(names)
-	args := make([]any, 0, 1+len(names))
-	args = append(args, id(sale))
-	for _, n := range names {
-		args = append(args, []byte(n))
+	v := newValues("SELECT buyer, quantity, sold, reservation_id, granted_at, expires_at, UTC_TIMESTAMP(6) FROM flashsale_buyer WHERE sale_id = ").
+		bytes(id(sale)).text(" AND buyer IN (")
+	buyers := make(map[string]*buyer, len(names))
+	for i, n := range names {
+		v.next(i).bytes([]byte(n))
+		buyers[n] = &buyer{}
 	}
-	rows, err := q.QueryContext(ctx, `SELECT buyer, held, sold, reservation_id, granted_at, expires_at, UTC_TIMESTAMP(6) FROM flashsale_buyer
-		WHERE sale_id = ? AND buyer IN (`+placeholders(len(names))+`) ORDER BY buyer`+lock, args...)
-	if err != nil {
-		return nil, fmt.Errorf("reading the buyers: %w", err)
-	}
-	defer func() { _ = rows.Close() }()
-	buyers := make(map[string]*buy, len(names))
-	for _, n := range names {
-		buyers[n] = &buy{}
-	}
-	for rows.Next() {
+	err := q.each(ctx, func(rows *sql.Rows) error {
 		var name, rid []byte
-		var held, sold int
-		var granted, expires sql.NullTime
-		var now time.Time
-		if err := rows.Scan(&name, &held, &sold, &rid, &granted, &expires, &now); err != nil {
-			return nil, fmt.Errorf("reading the buyers: %w", err)
+		var quantity, sold int
+		var granted, expires, now time.Time
+		if err := rows.Scan(&name, &quantity, &sold, &rid, &granted, &expires, &now); err != nil {
+			return err
 		}
 		b := buyers[string(name)]
 		b.exists, b.sold = true, sold
-		if rid != nil {
-			b.live = &Reservation{ID: uuid.UUID(rid), Buyer: string(name), Quantity: held, State: Held, GrantedAt: granted.Time, ExpiresAt: expires.Time}
-			if !expires.Time.After(now) {
-				b.live, b.lapsed = nil, b.live
-			}
+		if uuid.UUID(rid) != uuid.Nil && expires.After(now) {
+			b.live = &Reservation{ID: uuid.UUID(rid), Buyer: string(name), Quantity: quantity, State: Held, GrantedAt: granted, ExpiresAt: expires}
 		}
+		return nil
+	}, v.text(") ORDER BY buyer").text(lock).String())
+	if err != nil {
+		return nil, fmt.Errorf("reading the buyers: %w", err)
 	}
-	return buyers, rows.Err()
+	return buyers, nil
 }
 
-// LookUp answers what can be answered without units: replays and limits. The others get no Outcome. It takes no lock,
-// and serves buyers who press again when memory already knows that the shelf is empty.
+// hash stands for a buyer's key in the database.
+type hash [16]byte
+
+func hashOf(r Request) hash {
+	h := sha256.Sum256(fmt.Appendf(nil, "%d:%s%s", len(r.Buyer), r.Buyer, r.Key))
+	return hash(h[:])
+}
+
+// storedKey is a row of flashsale_key, with its reservation as it is now.
+type storedKey struct {
+	quantity    int
+	reservation *Reservation
+}
+
+func readKeys(ctx context.Context, q *queries, sale uuid.UUID, hashes []hash) (map[hash]storedKey, error) {
+	keys := make(map[hash]storedKey, len(hashes))
+	if len(hashes) == 0 {
+		return keys, nil
+	}
+	v := newValues(`SELECT k.key_hash, k.quantity, r.reservation_id, r.buyer, r.quantity,
+		IF(r.state = 1 AND r.expires_at <= UTC_TIMESTAMP(6), 4, r.state), r.granted_at, r.expires_at
+		FROM flashsale_key k JOIN flashsale_reservation r ON r.sale_id = k.sale_id AND r.reservation_id = k.reservation_id
+		WHERE k.sale_id = `).bytes(id(sale)).text(" AND k.key_hash IN (")
+	for i, h := range hashes {
+		v.next(i).bytes(h[:])
+	}
+	err := q.each(ctx, func(rows *sql.Rows) error {
+		var h, rid, name []byte
+		k := storedKey{reservation: &Reservation{}}
+		r := k.reservation
+		if err := rows.Scan(&h, &k.quantity, &rid, &name, &r.Quantity, &r.State, &r.GrantedAt, &r.ExpiresAt); err != nil {
+			return err
+		}
+		r.ID, r.Buyer = uuid.UUID(rid), string(name)
+		keys[hash(h)] = k
+		return nil
+	}, v.text(")").String())
+	if err != nil {
+		return nil, fmt.Errorf("reading idempotency keys: %w", err)
+	}
+	return keys, nil
+}
+
+// LookUp answers what can be answered without units: replays and limits. The others get no Outcome; one of them that has a
+// Reservation is a replay whose key has still to be stored, by Claim. LookUp takes no lock, and serves buyers who press again
+// when memory already knows that the shelf is empty.
 func (s *Store) LookUp(ctx context.Context, sale uuid.UUID, maxPerBuyer int, requests []Request) ([]Result, error) {
 	c := claim{sale: sale, requests: requests, results: make([]Result, len(requests))}
-	names := make([]string, 0, len(requests))
-	for _, r := range requests {
-		names = append(names, r.Buyer)
-	}
-	var err error
-	if c.buyers, err = readBuyers(ctx, s.db, sale, names, ""); err != nil {
+	if err := c.readBuyers(ctx, s.queries("look up"), ""); err != nil {
 		return nil, err
 	}
 	c.answerWithoutUnits(maxPerBuyer)
+	for i := range c.results {
+		if c.results[i].keep {
+			c.results[i] = Result{Reservation: c.results[i].Reservation}
+		}
+	}
 	return c.results, nil
 }
 
@@ -345,9 +362,13 @@ func (c *claim) answerWithoutUnits(maxPerBuyer int) (wanted int) {
 	seen := make(map[string]bool, len(c.requests))
 	for i, r := range c.requests {
 		b := c.buyers[r.Buyer]
+		if k, stored := c.keys[hashOf(r)]; stored && r.Key != "" {
+			c.results[i] = k.answer(r)
+			continue
+		}
 		switch {
 		case b.live != nil:
-			c.results[i] = Result{Outcome: OutcomeReplay, Reservation: b.live}
+			c.results[i] = Result{Outcome: OutcomeReplay, Reservation: b.live, keep: r.Key != ""}
 		case b.sold+r.Quantity > maxPerBuyer:
 			c.results[i] = Result{Outcome: OutcomeLimit, AlreadySold: b.sold}
 		case !seen[r.Buyer]:
@@ -358,78 +379,12 @@ func (c *claim) answerWithoutUnits(maxPerBuyer int) (wanted int) {
 	return wanted
 }
 
-// ReturnedUnitsSQL and FreshUnitsSQL are the claim's two scans. Each is served in order by the primary key it locks:
-// no filesort, one record lock per unit.
-const (
-	ReturnedUnitsSQL = `SELECT unit_no, UTC_TIMESTAMP(6) FROM flashsale_returned
-		WHERE sale_id = ? ORDER BY unit_no LIMIT ? FOR UPDATE SKIP LOCKED`
-	FreshUnitsSQL = `SELECT unit_no, UTC_TIMESTAMP(6) FROM flashsale_unit
-		WHERE sale_id = ? AND unit_no >= ? AND unit_no < ? AND state = 0 ORDER BY unit_no LIMIT ? FOR UPDATE SKIP LOCKED`
-)
-
-// lockUnits locks up to wanted available units of the sale's last ones, and gives the database's time at the beginning of
-// the last scan that found some.
-func (c *claim) lockUnits(ctx context.Context, tx *sql.Tx, wanted int, last int64) (returned, fresh []int64, now time.Time, err error) {
-	lock := func(query string, args ...any) ([]int64, error) {
-		rows, err := tx.QueryContext(ctx, query, args...)
-		if err != nil {
-			return nil, fmt.Errorf("locking units: %w", err)
-		}
-		defer func() { _ = rows.Close() }()
-		var units []int64
-		for rows.Next() {
-			var unit int64
-			if err := rows.Scan(&unit, &now); err != nil {
-				return nil, fmt.Errorf("locking units: %w", err)
-			}
-			units = append(units, unit)
-		}
-		return units, rows.Err()
+// answer is what a request gets whose key was used before.
+func (k storedKey) answer(r Request) Result {
+	if k.quantity != r.Quantity {
+		return Result{Outcome: OutcomeKeyReused}
 	}
-	if returned, err = lock(ReturnedUnitsSQL, id(c.sale), wanted); err != nil {
-		return nil, nil, now, err
-	}
-	if len(returned) == wanted {
-		return returned, nil, now, nil
-	}
-	if c.line.next == 0 {
-		if err := c.findStart(ctx, tx); err != nil {
-			return nil, nil, now, err
-		}
-	}
-	// In slices: a line that was idle for long has many taken units to walk past, and must not do it in one go.
-	c.next = c.line.next
-	for range scans {
-		missing := wanted - len(returned) - len(fresh)
-		if missing == 0 || c.next > last {
-			break
-		}
-		end := min(c.next+scanRows, last+1)
-		found, err := lock(FreshUnitsSQL, id(c.sale), c.next, end, missing)
-		if err != nil {
-			return nil, nil, now, err
-		}
-		fresh = append(fresh, found...)
-		if len(found) == missing {
-			c.next = found[missing-1] + 1
-			break
-		}
-		c.next = end
-		if len(fresh) == 0 {
-			c.line.next = end // nothing is here, whatever becomes of this transaction
-		}
-	}
-	return returned, fresh, now, nil
-}
-
-// findStart gives a new line the start of those before it. Fresh units left behind it, by a process that died, are
-// found by the rescan.
-func (c *claim) findStart(ctx context.Context, tx *sql.Tx) error {
-	err := tx.QueryRowContext(ctx, "SELECT COALESCE(MAX(next_unit), 1) FROM flashsale_tally WHERE sale_id = ?", id(c.sale)).Scan(&c.line.next)
-	if err != nil {
-		return fmt.Errorf("reading where fresh units begin: %w", err)
-	}
-	return nil
+	return Result{Outcome: OutcomeReplay, Reservation: k.reservation}
 }
 
 // assign gives the units to the unanswered requests, in order, and says of the others why not. free are the exact
@@ -446,14 +401,14 @@ func (c *claim) assign(units []int64, free Counts, now time.Time, ttl time.Durat
 		k, left := int64(r.Quantity), int64(len(units))
 		switch {
 		case b.live != nil: // granted to the same buyer a moment ago, in this batch
-			c.results[i] = Result{Outcome: OutcomeReplay, Reservation: b.live}
+			c.results[i] = Result{Outcome: OutcomeReplay, Reservation: b.live, keep: r.Key != ""}
 		case k <= left:
 			res := &Reservation{ID: uuid.Must(uuid.NewV7()), Buyer: r.Buyer, Quantity: r.Quantity, Units: units[:k:k], State: Held,
 				GrantedAt: now, ExpiresAt: now.Add(ttl)}
 			units, held = units[k:], held+k
 			b.live = res
 			granted = append(granted, res)
-			c.results[i] = Result{Outcome: OutcomeHeld, Reservation: res}
+			c.results[i] = Result{Outcome: OutcomeHeld, Reservation: res, keep: r.Key != ""}
 		case k <= left+elsewhere:
 			c.results[i] = Result{Outcome: OutcomeBusy}
 		case k <= left+elsewhere+held:
@@ -465,81 +420,97 @@ func (c *claim) assign(units []int64, free Counts, now time.Time, ttl time.Durat
 	return granted
 }
 
-// write moves the granted units and records who has them.
-func (c *claim) write(ctx context.Context, tx *sql.Tx, granted []*Reservation, returned []int64) error {
-	sale := id(c.sale)
-	var unitArgs, reservationArgs, newBuyerArgs, returnedArgs []any
-	newBuyers := 0
-	isReturned := make(map[int64]bool, len(returned))
-	for _, u := range returned {
-		isReturned[u] = true
-	}
-	returnedArgs = append(returnedArgs, sale)
-	units := 0
-	for _, r := range granted {
-		reservationArgs = append(reservationArgs, sale, id(r.ID), []byte(r.Buyer), r.Quantity, joinUnits(r.Units), Held, r.GrantedAt, r.ExpiresAt, r.ExpiresAt)
-		for _, u := range r.Units {
-			unitArgs = append(unitArgs, sale, u, unitHeld, id(r.ID))
-			units++
-			if isReturned[u] {
-				returnedArgs = append(returnedArgs, u)
-			}
-		}
-	}
-	// New buyers are inserted plainly: a duplicate key means that another pod served the buyer first, and the attempt
-	// starts again. Sorted, so that two batches with common buyers wait for, and do not deadlock with, each other.
-	byBuyer := slices.Clone(granted)
-	slices.SortFunc(byBuyer, func(a, b *Reservation) int {
-		if a.Buyer < b.Buyer {
-			return -1
-		}
-		return 1
-	})
-	for _, r := range byBuyer {
-		if !c.buyers[r.Buyer].exists {
-			newBuyers++
-			newBuyerArgs = append(newBuyerArgs, sale, []byte(r.Buyer), r.Quantity, id(r.ID), r.GrantedAt, r.ExpiresAt)
+// writeKeys stores the keys of the requests that are answered with a reservation for the first time.
+func (c *claim) writeKeys(ctx context.Context, tx *queries) error {
+	v, n := newValues("INSERT INTO flashsale_key (sale_id, key_hash, quantity, reservation_id) VALUES "), 0
+	for i, r := range c.requests {
+		if !c.results[i].keep {
 			continue
 		}
-		err := exec(ctx, tx, 1, "recording the buyer's hold", `UPDATE flashsale_buyer SET held = ?, reservation_id = ?, granted_at = ?, expires_at = ?
-			WHERE sale_id = ? AND buyer = ? AND reservation_id IS NULL`, r.Quantity, id(r.ID), r.GrantedAt, r.ExpiresAt, sale, []byte(r.Buyer))
-		if err != nil {
-			return err
+		h := hashOf(r)
+		if k, twice := c.keys[h]; twice { // by another request of this batch
+			c.results[i] = k.answer(r)
+			continue
 		}
+		c.keys[h] = storedKey{r.Quantity, c.results[i].Reservation}
+		v.next(n).text("(").bytes(id(c.sale)).comma().bytes(h[:]).comma().num(int64(r.Quantity)).comma().bytes(id(c.results[i].Reservation.ID)).text(")")
+		n++
 	}
-	if newBuyers > 0 {
-		err := exec(ctx, tx, newBuyers, "recording buyers", `INSERT INTO flashsale_buyer (sale_id, buyer, held, reservation_id, granted_at, expires_at)
-			VALUES `+rowPlaceholders("(?,?,?,?,?,?)", newBuyers), newBuyerArgs...)
-		if err != nil {
-			return err
-		}
+	if n == 0 {
+		return nil
 	}
-	if n := len(returnedArgs) - 1; n > 0 {
-		err := exec(ctx, tx, n, "taking returned units", "DELETE FROM flashsale_returned WHERE sale_id = ? AND unit_no IN ("+placeholders(n)+")", returnedArgs...)
-		if err != nil {
-			return err
-		}
+	return tx.change(ctx, n, "storing idempotency keys", v.String())
+}
+
+// write moves the granted units and records who has them.
+func (c *claim) write(ctx context.Context, tx *queries, granted []*Reservation, units taken) error {
+	sale := id(c.sale)
+	if err := c.writeBuyers(ctx, tx, granted); err != nil {
+		return err
 	}
-	// Every row is there and locked, so this updates; MySQL counts an updated row as two.
-	err := exec(ctx, tx, 2*units, "marking units held", `INSERT INTO flashsale_unit (sale_id, unit_no, state, reservation_id)
-		VALUES `+rowPlaceholders("(?,?,?,?)", units)+` ON DUPLICATE KEY UPDATE state = VALUES(state), reservation_id = VALUES(reservation_id)`, unitArgs...)
+	n, err := units.give(ctx, tx, c.sale, granted, 0)
 	if err != nil {
 		return err
 	}
-	err = exec(ctx, tx, len(granted), "recording reservations", `INSERT INTO flashsale_reservation
-		(sale_id, reservation_id, buyer, quantity, unit_nos, state, granted_at, expires_at, lapses_at)
-		VALUES `+rowPlaceholders("(?,?,?,?,?,?,?,?,?)", len(granted)), reservationArgs...)
-	if err != nil {
+	// They were granted together, and lapse together.
+	at, lapse := newValues("").time(granted[0].GrantedAt).String(), newValues("").time(granted[0].ExpiresAt).String()
+	v := newValues("INSERT INTO flashsale_reservation (sale_id, reservation_id, buyer, quantity, unit_nos, state, granted_at, expires_at, changed_at) VALUES ")
+	for i, r := range granted {
+		v.next(i).text("(").bytes(sale).comma().bytes(id(r.ID)).comma().bytes([]byte(r.Buyer)).comma().num(int64(r.Quantity)).
+			text(",'").text(joinUnits(r.Units)).text("',1,").text(at).comma().text(lapse).comma().text(at).text(")")
+	}
+	if err := tx.change(ctx, len(granted), "recording reservations", v.String()); err != nil {
 		return err
 	}
-	return tally(ctx, tx, c.sale, c.line.name, Counts{Available: -int64(units), Held: int64(units)}, c.next)
+	v = newValues("INSERT INTO flashsale_wave (sale_id, lapses_at, wave_id, reservation_ids) VALUES (").
+		bytes(sale).comma().text(lapse).comma().bytes(id(uuid.Must(uuid.NewV7()))).comma().bytes(joinIDs(granted)).text(")")
+	if err := tx.change(ctx, 1, "recording when they lapse", v.String()); err != nil {
+		return err
+	}
+	if err := writeEvents(ctx, tx, c.sale, eventHeld, granted); err != nil {
+		return err
+	}
+	return tally(ctx, tx, c.sale, c.shelf.line.name, Counts{Available: -n, Held: n}, c.shelf.next)
+}
+
+// writeBuyers records the holds of buyers. New buyers are inserted plainly: a duplicate key means that another pod served
+// the buyer first, and the attempt starts again. Sorted, so that two batches with common buyers wait for, and do not
+// deadlock with, each other.
+func (c *claim) writeBuyers(ctx context.Context, tx *queries, granted []*Reservation) error {
+	const columns = "INSERT INTO flashsale_buyer (sale_id, buyer, quantity, reservation_id, granted_at, expires_at) VALUES "
+	sorted := slices.SortedFunc(slices.Values(granted), func(a, b *Reservation) int { return cmp.Compare(a.Buyer, b.Buyer) })
+	known, fresh := newValues(columns), newValues(columns)
+	nKnown, nFresh := 0, 0
+	times := newValues(",").time(granted[0].GrantedAt).comma().time(granted[0].ExpiresAt).text(")").String()
+	for _, r := range sorted {
+		v, n := fresh, &nFresh
+		if c.buyers[r.Buyer].exists {
+			v, n = known, &nKnown
+		}
+		v.next(*n).text("(").bytes(id(c.sale)).comma().bytes([]byte(r.Buyer)).comma().num(int64(r.Quantity)).comma().bytes(id(r.ID)).text(times)
+		*n++
+	}
+	if nKnown > 0 { // their rows are locked; MySQL counts an updated row as two
+		known.text(` ON DUPLICATE KEY UPDATE quantity = VALUES(quantity), reservation_id = VALUES(reservation_id),
+			granted_at = VALUES(granted_at), expires_at = VALUES(expires_at)`)
+		if err := tx.change(ctx, 2*nKnown, "recording the buyers' holds", known.String()); err != nil {
+			return err
+		}
+	}
+	if nFresh > 0 {
+		return tx.change(ctx, nFresh, "recording buyers", fresh.String())
+	}
+	return nil
 }
 
 // lookUp finds out whether a commit whose connection broke took effect. The locking read waits for the transaction's
 // own locks to go, so its answer is final.
 func (c *claim) lookUp(ctx context.Context, granted []*Reservation, commit *CommitError) error {
+	if len(granted) == 0 {
+		return commit
+	}
 	var quantity int
-	err := c.store.db.QueryRowContext(ctx, "SELECT quantity FROM flashsale_reservation WHERE sale_id = ? AND reservation_id = ? LOCK IN SHARE MODE",
+	err := c.store.queries("look up a commit").row(ctx, "SELECT quantity FROM flashsale_reservation WHERE sale_id = ? AND reservation_id = ? LOCK IN SHARE MODE",
 		id(c.sale), id(granted[0].ID)).Scan(&quantity)
 	if err != nil { // not there, or not to be known now
 		return commit
@@ -548,25 +519,12 @@ func (c *claim) lookUp(ctx context.Context, granted []*Reservation, commit *Comm
 }
 
 // tally adds to a line's counts.
-func tally(ctx context.Context, tx *sql.Tx, sale uuid.UUID, line string, change Counts, next int64) error {
-	_, err := tx.ExecContext(ctx, `INSERT INTO flashsale_tally (sale_id, line, available, held, sold, next_unit) VALUES (?,?,?,?,?,?)
+func tally(ctx context.Context, tx *queries, sale uuid.UUID, line string, change Counts, next int64) error {
+	_, err := tx.run(ctx, `INSERT INTO flashsale_tally (sale_id, line, available, held, sold, next_unit) VALUES (?,?,?,?,?,?)
 		ON DUPLICATE KEY UPDATE available = available + VALUES(available), held = held + VALUES(held), sold = sold + VALUES(sold),
 		next_unit = GREATEST(next_unit, VALUES(next_unit))`, id(sale), line, change.Available, change.Held, change.Sold, max(next, 1))
 	if err != nil {
 		return fmt.Errorf("counting: %w", err)
-	}
-	return nil
-}
-
-// exec runs a statement that must change exactly want rows; any other number means that the rows contradict what was
-// read under lock, and the transaction must not commit.
-func exec(ctx context.Context, tx *sql.Tx, want int, doing, query string, args ...any) error {
-	r, err := tx.ExecContext(ctx, query, args...)
-	if err != nil {
-		return fmt.Errorf("%s: %w", doing, err)
-	}
-	if n, err := r.RowsAffected(); err != nil || n != int64(want) {
-		return fmt.Errorf("%s: %d rows instead of %d: %w", doing, n, want, ErrCorrupt)
 	}
 	return nil
 }

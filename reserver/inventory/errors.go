@@ -15,13 +15,15 @@ import (
 var (
 	ErrNoSale          = errors.New("no such sale")
 	ErrNotFound        = errors.New("no such reservation")
-	ErrExpired         = errors.New("the hold has expired")
-	ErrReleased        = errors.New("the reservation was released")
+	ErrNotConfirmed    = errors.New("the reservation is not confirmed")
 	ErrConfirmed       = errors.New("the reservation is confirmed")
 	ErrPaymentMismatch = errors.New("the reservation was confirmed with another payment")
 	ErrPaymentReused   = errors.New("the payment was used for another reservation")
 	ErrNotOver         = errors.New("the sale cannot close yet")
+	ErrBusy            = errors.New("units are locked by others for too long")
 	ErrCorrupt         = errors.New("the rows contradict each other")
+
+	errLapsed = errors.New("a hold lapsed while it was being confirmed")
 )
 
 // CommitError is a COMMIT that failed: the transaction may or may not have taken effect.
@@ -50,8 +52,8 @@ func Classify(err error) Class {
 			1062: // ER_DUP_ENTRY: another process inserted the same key first
 			return Conflict
 		case 1040, // ER_CON_COUNT_ERROR
-			1053,             // ER_SERVER_SHUTDOWN
-			1203,             // ER_TOO_MANY_USER_CONNECTIONS
+			1053,       // ER_SERVER_SHUTDOWN
+			1203, 1226, // ER_TOO_MANY_USER_CONNECTIONS, ER_USER_LIMIT_REACHED
 			1290, 1792, 1836, // read-only: fail-over under way
 			1317, 3024, // ER_QUERY_INTERRUPTED, ER_QUERY_TIMEOUT
 			1021, 1114, // disk or table full
@@ -62,6 +64,10 @@ func Classify(err error) Class {
 	}
 	var netErr net.Error
 	switch {
+	case errors.Is(err, errLapsed):
+		return Conflict
+	case errors.Is(err, ErrBusy):
+		return Unavailable
 	case errors.Is(err, driver.ErrBadConn), errors.Is(err, mysql.ErrInvalidConn), errors.Is(err, io.EOF),
 		errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &netErr), errors.Is(err, context.DeadlineExceeded):
 		return Unavailable
@@ -86,6 +92,10 @@ const (
 	ReasonUnsupportedDatabase = "UnsupportedDatabase"
 	ReasonUnsupportedEngine   = "UnsupportedEngine"
 	ReasonNotDurable          = "NotDurable"
+	ReasonNewerSchema         = "NewerSchema"
+	ReasonReadOnly            = "ReadOnly"
+	ReasonTooManyConnections  = "TooManyConnections"
+	ReasonDiskFull            = "DiskFull"
 	ReasonDatabaseError       = "DatabaseError"
 )
 
@@ -111,8 +121,12 @@ func AsSetupError(err error) *SetupError {
 			return &SetupError{ReasonAccessDenied, "the server refuses the user or password: correct the Secret", err}
 		case 1049:
 			return &SetupError{ReasonUnknownDatabase, "the database does not exist: create it, or correct the Secret", err}
-		case 1193: // ER_UNKNOWN_SYSTEM_VARIABLE: transaction_isolation
-			return &SetupError{ReasonUnsupportedDatabase, "the server does not know transaction_isolation: use MySQL 8.0+", err}
+		case 1040, 1203, 1226: // of the server, of the user, of the user's account
+			return &SetupError{ReasonTooManyConnections, "the server has no connection left: raise max_connections (or the user's limit), or lower reserver.replicas", err}
+		case 1290, 1792, 1836: // ER_OPTION_PREVENTS_STATEMENT, transaction, mode
+			return &SetupError{ReasonReadOnly, "the server is read-only: point the Secret at the primary, or SET GLOBAL read_only=0", err}
+		case 1021, 1114, 1041, 3019: // disk full, table full
+			return &SetupError{ReasonDiskFull, "the server has no room to write: free or add disk space; nothing was lost", err}
 		case 1044, 1142, 1143, 1227: // to schema, table, column, operation
 			return &SetupError{ReasonPermissionDenied, "the user lacks a permission: grant ALTER, CREATE, DELETE, INDEX, INSERT, SELECT and UPDATE on the database", err}
 		}

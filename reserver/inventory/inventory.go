@@ -33,6 +33,7 @@ type Sale struct {
 	EndsAt      time.Time     // exclusive; zero means no end
 	HoldTTL     time.Duration // how long a reservation unlocks checkout
 	MaxPerBuyer int
+	RefuseLate  bool // a payment for a lapsed hold is refunded, even when units are free
 	Suspended   bool
 	Draining    bool  // the object is being deleted: no new holds
 	Generation  int64 // metadata.generation of the spec
@@ -53,7 +54,8 @@ type Snapshot struct {
 	Loaded    int64     // unit rows loaded
 	LoadedAt  time.Time // when the last one was in; zero while loading
 	ClosedAt  time.Time // zero until closed
-	NextLapse time.Time // when the earliest live hold expires; zero without one
+	NextLapse time.Time // no live hold expires before this; zero without one
+	announced int       // the events of the sale that were written
 }
 
 // Gate says whether holds may be granted at an instant, and if not, why.
@@ -95,16 +97,19 @@ func (s *Snapshot) OpenedAt() time.Time {
 // State of a reservation.
 type State int
 
-// The states of a reservation, as stored.
+// The states of a reservation, as stored. RefundDue is not stored: it is the answer to a payment that could not take effect.
 const (
-	Held      State = 1
-	Confirmed State = 2
-	Released  State = 3
-	Expired   State = 4
+	Held         State = 1
+	Confirmed    State = 2
+	Released     State = 3
+	Expired      State = 4
+	Refunded     State = 5 // its units were given back
+	RefundedKept State = 6 // its units were not: they stay sold
+	RefundDue    State = 7
 )
 
 func (s State) String() string {
-	return [...]string{"", "HELD", "CONFIRMED", "RELEASED", "EXPIRED"}[s]
+	return [...]string{"", "HELD", "CONFIRMED", "RELEASED", "EXPIRED", "REFUNDED", "REFUNDED", "REFUND_DUE"}[s]
 }
 
 // Reservation is a buyer's claim on units.
@@ -116,13 +121,15 @@ type Reservation struct {
 	State     State
 	GrantedAt time.Time
 	ExpiresAt time.Time
-	PaymentID string // of a confirmed one
+	PaymentID string // of a confirmed or refunded one, and of a refund due
+	Reason    string // of a refund due: one of the Due constants
 }
 
 // Store is the inventory in one MySQL schema.
 type Store struct {
 	db     *sql.DB
 	audits *sql.DB // for statements that may take minutes
+	onHold func(caller string, d time.Duration)
 }
 
 // DB gives the connection pool, for statistics and for tests.
@@ -131,22 +138,69 @@ func (s *Store) DB() *sql.DB { return s.db }
 // Close closes the connections.
 func (s *Store) Close() error { return errors.Join(s.db.Close(), s.audits.Close()) }
 
-// Unit states, as stored.
-const (
-	unitFresh    = 0
-	unitHeld     = 1
-	unitSold     = 2
-	unitReturned = 3
-)
+// queries runs statements that begin with a comment naming their caller, so that the server's process list, slow log and
+// performance schema say whose they are.
+type queries struct {
+	q interface {
+		ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+		QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+		QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+	}
+	comment string
+}
+
+func (s *Store) queries(caller string) *queries { return &queries{s.db, commentFor(caller)} }
+
+func commentFor(caller string) string { return "/* flashsale " + caller + " */ " }
+
+func (q *queries) run(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	return q.q.ExecContext(ctx, q.comment+query, args...)
+}
+
+func (q *queries) row(ctx context.Context, query string, args ...any) *sql.Row {
+	return q.q.QueryRowContext(ctx, q.comment+query, args...)
+}
+
+// each calls f for every row.
+func (q *queries) each(ctx context.Context, f func(rows *sql.Rows) error, query string, args ...any) error {
+	rows, err := q.q.QueryContext(ctx, q.comment+query, args...)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = rows.Close() }()
+	for rows.Next() {
+		if err := f(rows); err != nil {
+			return err
+		}
+	}
+	return rows.Err()
+}
+
+// change runs a statement that must change exactly want rows; any other number means that the rows contradict what was
+// read under lock, and the transaction must not commit.
+func (q *queries) change(ctx context.Context, want int, doing, query string, args ...any) error {
+	r, err := q.run(ctx, query, args...)
+	if err != nil {
+		return fmt.Errorf("%s: %w", doing, err)
+	}
+	if n, err := r.RowsAffected(); err != nil || n != int64(want) {
+		return fmt.Errorf("%s: %d rows instead of %d: %w", doing, n, want, ErrCorrupt)
+	}
+	return nil
+}
 
 // inTx runs f in one transaction. It rolls back when f fails; a failed COMMIT is reported as *CommitError, because its
 // outcome is unknown.
-func (s *Store) inTx(ctx context.Context, f func(tx *sql.Tx) error) error {
+func (s *Store) inTx(ctx context.Context, caller string, f func(tx *queries) error) error {
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
 		return fmt.Errorf("beginning a transaction: %w", err)
 	}
-	if err := f(tx); err != nil {
+	if s.onHold != nil {
+		began := time.Now()
+		defer func() { s.onHold(caller, time.Since(began)) }()
+	}
+	if err := f(&queries{tx, commentFor(caller)}); err != nil {
 		_ = tx.Rollback() // the error that matters is err; a broken connection is rolled back by the server
 		return err
 	}
@@ -154,14 +208,6 @@ func (s *Store) inTx(ctx context.Context, f func(tx *sql.Tx) error) error {
 		return &CommitError{Err: err}
 	}
 	return nil
-}
-
-// placeholders gives "?,?,?" for n values.
-func placeholders(n int) string { return strings.TrimSuffix(strings.Repeat("?,", n), ",") }
-
-// rowPlaceholders gives n rows like row: "(?,?),(?,?)".
-func rowPlaceholders(row string, n int) string {
-	return strings.TrimSuffix(strings.Repeat(row+",", n), ",")
 }
 
 func joinUnits(units []int64) string {
@@ -186,6 +232,23 @@ func splitUnits(s string) ([]int64, error) {
 		units[i] = u
 	}
 	return units, nil
+}
+
+// joinIDs and splitIDs are how a list of reservations is stored: 16 bytes each.
+func joinIDs(reservations []*Reservation) []byte {
+	ids := make([]byte, 0, 16*len(reservations))
+	for _, r := range reservations {
+		ids = append(ids, r.ID[:]...)
+	}
+	return ids
+}
+
+func splitIDs(b []byte) []uuid.UUID {
+	ids := make([]uuid.UUID, 0, len(b)/16)
+	for ; len(b) >= 16; b = b[16:] {
+		ids = append(ids, uuid.UUID(b[:16]))
+	}
+	return ids
 }
 
 // id gives the stored form of an id.

@@ -140,7 +140,7 @@ func TestClaimScansAreServedByTheirIndex(t *testing.T) {
 	}{
 		{"fresh units", inventory.FreshUnitsSQL, "PRIMARY", []any{key, 1, 5001, 64}},
 		{"returned units", inventory.ReturnedUnitsSQL, "PRIMARY", []any{key, 64}},
-		{"sweep", inventory.SweepSQL, "lapse", []any{key, 500}},
+		{"sweep", inventory.WavesSQL, "PRIMARY", []any{key}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			key, extra := explain(t, store, tt.query, tt.args...)
@@ -332,7 +332,7 @@ func TestLimitCountsSoldUnits(t *testing.T) {
 	store := testmysql.Store(t)
 	sale := testmysql.Sale(10).MaxPerBuyer(3).In(t, store)
 	first := claimOne(t, store, sale, "a", 2)
-	if _, err := store.Confirm(ctx, sale.ID, first.Reservation.ID, "test", "pay-1", time.Time{}); err != nil {
+	if _, err := testmysql.Confirm(store, sale.ID, first.Reservation.ID, "pay-1"); err != nil {
 		t.Fatal(err)
 	}
 	wantOutcome(t, claimOne(t, store, sale, "a", 2), inventory.OutcomeLimit)
@@ -352,7 +352,7 @@ func TestLimitHoldsAgainstConfirmations(t *testing.T) {
 				if r.Reservation == nil {
 					return
 				}
-				if _, err := store.Confirm(ctx, sale.ID, r.Reservation.ID, "test", "pay-"+buyer, time.Time{}); err != nil {
+				if _, err := testmysql.Confirm(store, sale.ID, r.Reservation.ID, "pay-"+buyer); err != nil {
 					t.Error(err)
 				}
 			})
@@ -418,41 +418,77 @@ func TestASuspendedSaleKeepsHoldsPayable(t *testing.T) {
 	}
 	wantOutcome(t, claimOne(t, store, sale, "b", 1), inventory.OutcomeSuspended)
 	wantOutcome(t, claimOne(t, store, sale, "a", 1), inventory.OutcomeReplay)
-	if _, err := store.Confirm(ctx, sale.ID, first.Reservation.ID, "test", "pay", time.Time{}); err != nil {
+	if _, err := testmysql.Confirm(store, sale.ID, first.Reservation.ID, "pay"); err != nil {
 		t.Error(err)
 	}
 }
 
-func TestConfirmErrors(t *testing.T) {
+func TestConfirmAnswers(t *testing.T) {
 	store := testmysql.Store(t)
 	sale := testmysql.Sale(10).In(t, store)
-	confirm := func(r uuid.UUID, payment string) error {
-		_, err := store.Confirm(ctx, sale.ID, r, "test", payment, time.Time{})
-		return err
-	}
 	a, b, c := claimOne(t, store, sale, "a", 1), claimOne(t, store, sale, "b", 1), claimOne(t, store, sale, "c", 1)
 	if _, err := store.Release(ctx, sale.ID, c.Reservation.ID, "test"); err != nil {
 		t.Fatal(err)
 	}
-	for _, tt := range []struct {
-		name    string
-		r       uuid.UUID
-		payment string
-		want    error
+	unknown := uuid.New()
+	tests := []struct {
+		name      string
+		r         uuid.UUID
+		payment   string
+		want      inventory.State
+		wantError error
 	}{
-		{"first", a.Reservation.ID, "pay-a", nil},
-		{"again", a.Reservation.ID, "pay-a", nil},
-		{"with another payment", a.Reservation.ID, "pay-x", inventory.ErrPaymentMismatch},
-		{"with a payment used elsewhere", b.Reservation.ID, "pay-a", inventory.ErrPaymentReused},
-		{"of a released one", c.Reservation.ID, "pay-c", inventory.ErrReleased},
-		{"of an unknown one", uuid.New(), "pay-d", inventory.ErrNotFound},
-	} {
-		if err := confirm(tt.r, tt.payment); !errors.Is(err, tt.want) {
-			t.Errorf("confirming %s: %v, want %v", tt.name, err, tt.want)
+		{"first", a.Reservation.ID, "pay-a", inventory.Confirmed, nil},
+		{"again", a.Reservation.ID, "pay-a", inventory.Confirmed, nil},
+		{"with another payment", a.Reservation.ID, "pay-x", 0, inventory.ErrPaymentMismatch},
+		{"with a payment used elsewhere", b.Reservation.ID, "pay-a", 0, inventory.ErrPaymentReused},
+		{"of a released one, while units are free", c.Reservation.ID, "pay-c", inventory.Confirmed, nil},
+		{"of an unknown one", unknown, "pay-d", inventory.RefundDue, nil},
+		{"of an unknown one again", unknown, "pay-d", inventory.RefundDue, nil},
+		{"with a payment that is due to be refunded", b.Reservation.ID, "pay-d", 0, inventory.ErrPaymentReused},
+	}
+	check := func(name string, got inventory.Settlement, i int) {
+		t.Helper()
+		tt := tests[i]
+		if !errors.Is(got.Err, tt.wantError) || got.Err == nil && (got.Reservation.State != tt.want || got.Reservation.PaymentID != tt.payment || got.Reservation.ID != tt.r) {
+			t.Errorf("%s, confirming %s: %+v, %v; want %v, %v", name, tt.name, got.Reservation, got.Err, tt.want, tt.wantError)
 		}
+	}
+	for i, tt := range tests {
+		r, err := testmysql.Confirm(store, sale.ID, tt.r, tt.payment)
+		check("one by one", inventory.Settlement{Reservation: r, Err: err}, i)
+	}
+	// All of them again, in one batch.
+	var batch []inventory.Payment
+	for _, tt := range tests {
+		batch = append(batch, inventory.Payment{Reservation: tt.r, ID: tt.payment})
+	}
+	answers, err := store.Confirm(ctx, sale.ID, "test", batch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range tests {
+		check("in a batch", answers[i], i)
 	}
 	if _, err := store.Release(ctx, sale.ID, a.Reservation.ID, "test"); !errors.Is(err, inventory.ErrConfirmed) {
 		t.Errorf("releasing a confirmed one: %v", err)
+	}
+}
+
+// Payments that share a batch answer as if they had come one by one.
+func TestConfirmOneBatch(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(10).In(t, store)
+	a, b := claimOne(t, store, sale, "a", 1).Reservation.ID, claimOne(t, store, sale, "b", 1).Reservation.ID
+	answers, err := store.Confirm(ctx, sale.ID, "test", []inventory.Payment{
+		{Reservation: a, ID: "p1"}, {Reservation: a, ID: "p1"}, {Reservation: a, ID: "p2"}, {Reservation: b, ID: "p1"}, {Reservation: b, ID: "p3"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []error{nil, nil, inventory.ErrPaymentMismatch, inventory.ErrPaymentReused, nil} {
+		if !errors.Is(answers[i].Err, want) || want == nil && answers[i].Reservation.State != inventory.Confirmed {
+			t.Errorf("answer %d: %+v, want %v", i, answers[i], want)
+		}
 	}
 }
 
@@ -498,14 +534,15 @@ func TestExpiredHoldsAreClaimableWithoutASweeper(t *testing.T) {
 	if again.Reservation.ID == a.Reservation.ID {
 		t.Error("an expired reservation came to life again")
 	}
-	if _, err := store.Confirm(ctx, sale.ID, b.Reservation.ID, "test", "pay", time.Time{}); !errors.Is(err, inventory.ErrExpired) {
-		t.Errorf("confirming an expired hold: %v", err)
+	late, err := testmysql.Confirm(store, sale.ID, b.Reservation.ID, "pay")
+	if err != nil || late.State != inventory.RefundDue || late.Reason != inventory.DueSoldOut {
+		t.Errorf("confirming an expired hold whose unit is another's: %+v, %v", late, err)
 	}
 }
 
 func TestAConfirmAndASweepOfOneHoldCannotBothWin(t *testing.T) {
 	store := testmysql.Store(t)
-	sale := testmysql.Sale(200).TTL(time.Second).In(t, store)
+	sale := testmysql.Sale(200).TTL(time.Second).RefuseLate().In(t, store)
 	results := stampede(t, store, sale, 2, buyers(200, 1))
 	var wg sync.WaitGroup
 	stop := make(chan struct{})
@@ -528,9 +565,9 @@ func TestAConfirmAndASweepOfOneHoldCannotBothWin(t *testing.T) {
 	for i, r := range results {
 		confirms.Go(func() {
 			time.Sleep(time.Until(r.Reservation.ExpiresAt.Add(time.Duration(i-100) * time.Millisecond)))
-			_, err := store.Confirm(ctx, sale.ID, r.Reservation.ID, "test", fmt.Sprint("pay-", i), time.Time{})
-			if err != nil && !errors.Is(err, inventory.ErrExpired) {
-				t.Error(err)
+			got, err := testmysql.Confirm(store, sale.ID, r.Reservation.ID, fmt.Sprint("pay-", i))
+			if err != nil || got.State != inventory.Confirmed && got.Reason != inventory.DuePolicy {
+				t.Errorf("%+v, %v", got, err)
 			}
 		})
 	}
@@ -579,7 +616,7 @@ func TestCloseSaleWaitsForHolds(t *testing.T) {
 	if err := store.CloseSale(ctx, sale.ID); !errors.Is(err, inventory.ErrNotOver) {
 		t.Errorf("closing with a live hold: %v", err)
 	}
-	if _, err := store.Confirm(ctx, sale.ID, r.Reservation.ID, "test", "pay", time.Time{}); err != nil {
+	if _, err := testmysql.Confirm(store, sale.ID, r.Reservation.ID, "pay"); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -614,11 +651,19 @@ func TestPurgeLeavesOtherSalesAlone(t *testing.T) {
 // The audit must see what it is there to see: each row breaks one thing by hand.
 func TestAuditFindsBrokenRows(t *testing.T) {
 	for _, tt := range []struct{ name, breaking, want string }{
-		{"unit sold twice", "UPDATE flashsale_unit SET reservation_id = (SELECT reservation_id FROM flashsale_reservation WHERE state = 2 LIMIT 1) WHERE state = 1", "I2"},
-		{"held unit lost", "UPDATE flashsale_unit SET state = 0 WHERE state = 1", "I2"},
+		{"unit sold twice", "UPDATE flashsale_unit SET reservation_id = (SELECT reservation_id FROM flashsale_reservation WHERE state = 2 LIMIT 1) WHERE reservation_id = (SELECT reservation_id FROM flashsale_reservation WHERE state = 1 LIMIT 1)", "I2"},
+		{"held unit lost", "UPDATE flashsale_unit SET reservation_id = DEFAULT WHERE reservation_id = (SELECT reservation_id FROM flashsale_reservation WHERE state = 1 LIMIT 1)", "I2"},
+		{"reservation lists another's unit", "UPDATE flashsale_reservation SET unit_nos = '5' WHERE state = 1", "I2"},
+		{"sold unit listed as returned", "INSERT INTO flashsale_returned SELECT u.sale_id, u.unit_no FROM flashsale_unit u JOIN flashsale_reservation r USING (sale_id, reservation_id) WHERE r.state = 2", "I1"},
+		{"fresh unit listed as returned", "INSERT INTO flashsale_returned SELECT sale_id, 5 FROM flashsale_sale", "I1"},
+		{"more units than declared", "UPDATE flashsale_sale SET units = 1", "I3"},
 		{"unit row missing", "DELETE FROM flashsale_unit WHERE unit_no = 2", "I1"},
 		{"returned unit forgotten", "DELETE FROM flashsale_returned", "I1"},
-		{"hold outlives its time", "UPDATE flashsale_reservation SET lapses_at = lapses_at - INTERVAL 1 HOUR WHERE state = 1", "I4"},
+		{"hold outlives its time", "UPDATE flashsale_reservation SET expires_at = expires_at - INTERVAL 1 HOUR WHERE state = 1", "I4"},
+		{"hold that cannot lapse", "DELETE FROM flashsale_wave", "I4"},
+		{"ledger row of nobody", "INSERT INTO flashsale_ledger (sale_id, payment_id, reservation_id, buyer, quantity, recorded_at) SELECT sale_id, 'x', 0x11111111111111111111111111111111, 'x', 1, UTC_TIMESTAMP(6) FROM flashsale_sale", "I5"},
+		{"two live reservations", "UPDATE flashsale_reservation SET buyer = 'c' WHERE state <> 1; UPDATE flashsale_reservation SET state = 1 WHERE state = 3", "I6"},
+		{"buyer's hold forgotten", "UPDATE flashsale_buyer SET reservation_id = 0x00000000000000000000000000000000", "I6"},
 		{"ledger row missing", "DELETE FROM flashsale_ledger", "I5"},
 		{"limit exceeded", "UPDATE flashsale_sale SET highest_limit = 0", "I6"},
 		{"buyer's counts off", "UPDATE flashsale_buyer SET sold = sold + 1", "I6"},
@@ -638,15 +683,17 @@ func TestAuditFindsBrokenRows(t *testing.T) {
 			}
 			a, b := claimOne(t, store, sale, "a", 1), claimOne(t, store, sale, "b", 1)
 			claimOne(t, store, sale, "c", 1)
-			if _, err := store.Confirm(ctx, sale.ID, a.Reservation.ID, "test", "pay", time.Time{}); err != nil {
+			if _, err := testmysql.Confirm(store, sale.ID, a.Reservation.ID, "pay"); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := store.Release(ctx, sale.ID, b.Reservation.ID, "test"); err != nil {
 				t.Fatal(err)
 			}
 			testmysql.Audit(t, store, sale.ID)
-			if _, err := store.DB().ExecContext(ctx, tt.breaking); err != nil {
-				t.Fatal(err)
+			for q := range strings.SplitSeq(tt.breaking, "; ") {
+				if _, err := store.DB().ExecContext(ctx, q); err != nil {
+					t.Fatal(err)
+				}
 			}
 			report, err := store.Audit(ctx, sale.ID)
 			if err != nil {
@@ -707,32 +754,24 @@ func TestEditsDoNotRewriteThePast(t *testing.T) {
 // A claim walks past many taken units in slices, and comes through.
 func TestAnIdleLineCatchesUp(t *testing.T) {
 	store := testmysql.Store(t)
-	sale := testmysql.Sale(200_000).In(t, store)
+	sale := testmysql.Sale(200_000).MaxPerBuyer(1000).In(t, store)
 	idle := inventory.NewLine("idle")
 	first, err := store.Claim(ctx, sale.ID, idle, []inventory.Request{{Buyer: "first", Quantity: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	wantOutcome(t, first[0], inventory.OutcomeHeld)
-	// Others took nearly all.
-	for _, q := range []string{
-		"UPDATE flashsale_unit SET state = 2 WHERE state = 0 AND unit_no < 199999",
-		"UPDATE flashsale_tally SET available = available - 199997, sold = sold + 199997 WHERE line = 'idle'",
-	} {
-		if _, err := store.DB().ExecContext(ctx, q); err != nil {
+	// Another line takes nearly all.
+	other := inventory.NewLine("other")
+	for left := 199_997; left > 0; {
+		var requests []inventory.Request
+		for ; left > 0 && len(requests) < 20; left -= min(left, 1000) {
+			requests = append(requests, inventory.Request{Buyer: fmt.Sprint("other-", left), Quantity: min(left, 1000)})
+		}
+		if _, err := store.Claim(ctx, sale.ID, other, requests); err != nil {
 			t.Fatal(err)
 		}
 	}
-	defer func() { // for the audit
-		for _, q := range []string{
-			"UPDATE flashsale_unit SET state = 0 WHERE state = 2",
-			"UPDATE flashsale_tally SET available = available + 199997, sold = sold - 199997 WHERE line = 'idle'",
-		} {
-			if _, err := store.DB().ExecContext(ctx, q); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}()
 	testmysql.Eventually(t, "the line gets one of the two that are left", func() bool {
 		got, err := store.Claim(ctx, sale.ID, idle, []inventory.Request{{Buyer: "late", Quantity: 1}})
 		if err != nil {

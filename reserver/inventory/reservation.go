@@ -5,300 +5,221 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"slices"
-	"time"
 
 	"github.com/google/uuid"
 )
 
-const reservationSQL = `SELECT r.reservation_id, r.buyer, r.quantity, r.unit_nos, r.state, r.granted_at, r.expires_at, COALESCE(l.payment_id, ''), UTC_TIMESTAMP(6)
-	FROM flashsale_reservation r LEFT JOIN flashsale_ledger l ON l.sale_id = r.sale_id AND l.reservation_id = r.reservation_id
-	WHERE r.sale_id = ? AND r.reservation_id = ?`
-
 // Reservation reads one, as of the database's clock: a hold past its time is Expired although no sweeper came by yet.
 // An unknown id is ErrNotFound.
 func (s *Store) Reservation(ctx context.Context, sale, reservation uuid.UUID) (*Reservation, error) {
-	r, now, err := scanReservation(s.db.QueryRowContext(ctx, reservationSQL, id(sale), id(reservation)))
+	found, err := readReservations(ctx, s.queries("reservation"), sale, []uuid.UUID{reservation}, "")
 	if err != nil {
 		return nil, err
 	}
-	if r.State == Held && !r.ExpiresAt.After(now) {
-		r.State = Expired
-	}
-	return r, nil
-}
-
-func scanReservation(row *sql.Row) (*Reservation, time.Time, error) {
-	var r Reservation
-	var rid, buyer, payment []byte
-	var units string
-	var now time.Time
-	err := row.Scan(&rid, &buyer, &r.Quantity, &units, &r.State, &r.GrantedAt, &r.ExpiresAt, &payment, &now)
-	if errors.Is(err, sql.ErrNoRows) {
-		return nil, now, ErrNotFound
-	}
-	if err != nil {
-		return nil, now, fmt.Errorf("reading the reservation: %w", err)
-	}
-	r.ID, r.Buyer, r.PaymentID = uuid.UUID(rid), string(buyer), string(payment)
-	r.Units, err = splitUnits(units)
-	return &r, now, err
-}
-
-// lockReservation reads one and locks its row; every change of a reservation begins so, and then locks its buyer, its
-// units and a tally, in this order.
-func lockReservation(ctx context.Context, tx *sql.Tx, sale, reservation uuid.UUID) (*Reservation, error) {
-	var rid []byte
-	err := tx.QueryRowContext(ctx, "SELECT reservation_id FROM flashsale_reservation WHERE sale_id = ? AND reservation_id = ? FOR UPDATE",
-		id(sale), id(reservation)).Scan(&rid)
-	if errors.Is(err, sql.ErrNoRows) {
+	r := found[reservation]
+	if r == nil {
 		return nil, ErrNotFound
 	}
-	if err != nil {
-		return nil, fmt.Errorf("locking the reservation: %w", err)
+	if r.State == Held && r.lapsed {
+		r.State = Expired
 	}
-	r, _, err := scanReservation(tx.QueryRowContext(ctx, reservationSQL, id(sale), id(reservation)))
-	return r, err
+	if r.State == Confirmed || r.State == Refunded || r.State == RefundedKept {
+		err := s.queries("reservation").row(ctx, "SELECT payment_id FROM flashsale_ledger WHERE sale_id = ? AND reservation_id = ? AND due_payment_id = ''",
+			id(sale), id(reservation)).Scan(&r.PaymentID)
+		if err != nil {
+			return nil, fmt.Errorf("reading the reservation's payment: %w", err)
+		}
+	}
+	return &r.Reservation, nil
 }
 
-// retry runs an idempotent transaction again after conflicts (ten times), and after a commit of unknown outcome (twice): the
-// next run finds what the one before did.
-func retry(ctx context.Context, f func() error) error {
-	for round := 1; ; round++ {
-		err := f()
+// stored is a reservation's row.
+type stored struct {
+	Reservation
+	lapsed bool // expires_at has come
+}
+
+// readReservations reads the rows of reservations in the order of their key, with lock appended; those that do not exist are
+// missing in the answer.
+func readReservations(ctx context.Context, q *queries, sale uuid.UUID, ids []uuid.UUID, lock string) (map[uuid.UUID]*stored, error) {
+	v := newValues(`SELECT reservation_id, buyer, quantity, unit_nos, state, granted_at, expires_at, expires_at <= UTC_TIMESTAMP(6)
+		FROM flashsale_reservation WHERE sale_id = `).bytes(id(sale)).text(" AND reservation_id IN (")
+	for i, rid := range ids {
+		v.next(i).bytes(id(rid))
+	}
+	found := make(map[uuid.UUID]*stored, len(ids))
+	err := q.each(ctx, func(rows *sql.Rows) error {
+		r := &stored{}
+		var rid, buyer []byte
+		var units string
+		if err := rows.Scan(&rid, &buyer, &r.Quantity, &units, &r.State, &r.GrantedAt, &r.ExpiresAt, &r.lapsed); err != nil {
+			return err
+		}
+		r.ID, r.Buyer = uuid.UUID(rid), string(buyer)
+		var err error
+		r.Units, err = splitUnits(units)
+		found[r.ID] = r
+		return err
+	}, v.text(") ORDER BY reservation_id").text(lock).String())
+	if err != nil {
+		return nil, fmt.Errorf("reading reservations: %w", err)
+	}
+	return found, nil
+}
+
+// settle runs an idempotent transaction again after conflicts, and after a commit of unknown outcome (twice): the next
+// run finds what the one before did.
+func (s *Store) settle(ctx context.Context, caller string, f func(tx *queries) error) error {
+	for unknown := 0; ; unknown++ {
+		err := retry(ctx, func() error { return s.inTx(ctx, caller, f) })
 		var commit *CommitError
-		again := err != nil && (Classify(err) == Conflict && round < 10 || errors.As(err, &commit) && round < 3)
-		if !again || !pause(ctx, round) {
+		if !errors.As(err, &commit) || unknown == 2 || !pause(ctx, unknown+1) {
 			return err
 		}
 	}
 }
 
-// Confirm sells a live hold for good, against a payment (1..MaxIDLength bytes). line names the tally row to count on.
-// Confirming again with the same payment gives the same answer. Errors: ErrNotFound, ErrExpired, ErrReleased,
-// ErrPaymentMismatch, ErrPaymentReused.
-func (s *Store) Confirm(ctx context.Context, sale, reservation uuid.UUID, line, payment string, paidAt time.Time) (*Reservation, error) {
-	var r *Reservation
-	err := retry(ctx, func() error {
-		return s.inTx(ctx, func(tx *sql.Tx) (err error) {
-			if r, err = lockReservation(ctx, tx, sale, reservation); err != nil {
-				return err
-			}
-			switch r.State {
-			case Confirmed:
-				if r.PaymentID != payment {
-					return ErrPaymentMismatch
-				}
-				return nil
-			case Released:
-				return ErrReleased
-			case Expired:
-				return ErrExpired
-			}
-			// The clock is asked again here, after the lock was waited for.
-			result, err := tx.ExecContext(ctx, `UPDATE flashsale_reservation SET state = ?, lapses_at = NULL, ended_at = UTC_TIMESTAMP(6)
-				WHERE sale_id = ? AND reservation_id = ? AND state = ? AND expires_at > UTC_TIMESTAMP(6)`, Confirmed, id(sale), id(reservation), Held)
-			if err != nil {
-				return fmt.Errorf("confirming the reservation: %w", err)
-			}
-			if n, err := result.RowsAffected(); err != nil || n != 1 {
-				return ErrExpired
-			}
-			if err := s.writeLedger(ctx, tx, sale, r, payment, paidAt); err != nil {
-				return err
-			}
-			err = exec(ctx, tx, 1, "crediting the buyer", `UPDATE flashsale_buyer SET held = 0, sold = sold + ?, reservation_id = NULL
-				WHERE sale_id = ? AND buyer = ? AND reservation_id = ?`, r.Quantity, id(sale), []byte(r.Buyer), id(r.ID))
-			if err != nil {
-				return err
-			}
-			if err := moveUnits(ctx, tx, sale, []*Reservation{r}, unitSold); err != nil {
-				return err
-			}
-			r.State, r.PaymentID = Confirmed, payment
-			return tally(ctx, tx, sale, line, Counts{Held: -int64(r.Quantity), Sold: int64(r.Quantity)}, 0)
-		})
-	})
+// lockReservation reads one and locks its row. Every change of a reservation begins so, and then locks its buyer, its
+// units and a tally, in this order.
+func lockReservation(ctx context.Context, tx *queries, sale, reservation uuid.UUID) (*stored, error) {
+	found, err := readReservations(ctx, tx, sale, []uuid.UUID{reservation}, " FOR UPDATE")
 	if err != nil {
 		return nil, err
 	}
-	return r, nil
+	if r := found[reservation]; r != nil {
+		return r, nil
+	}
+	return nil, ErrNotFound
 }
 
-func (s *Store) writeLedger(ctx context.Context, tx *sql.Tx, sale uuid.UUID, r *Reservation, payment string, paidAt time.Time) error {
-	var used []byte
-	err := tx.QueryRowContext(ctx, "SELECT reservation_id FROM flashsale_ledger WHERE sale_id = ? AND payment_id = ?", id(sale), []byte(payment)).Scan(&used)
-	if err == nil {
-		return ErrPaymentReused
-	}
-	if !errors.Is(err, sql.ErrNoRows) {
-		return fmt.Errorf("looking the payment up: %w", err)
-	}
-	// A payment that comes in twice at once passes the look-up twice; the key lets one in, and the other runs again.
-	return exec(ctx, tx, 1, "writing the ledger", `INSERT INTO flashsale_ledger (sale_id, payment_id, reservation_id, buyer, quantity, paid_at, confirmed_at)
-		VALUES (?,?,?,?,?,?,UTC_TIMESTAMP(6))`, id(sale), []byte(payment), id(r.ID), []byte(r.Buyer), r.Quantity, nullTime(paidAt))
-}
-
-// Release gives a live hold's units back. A reservation that has ended without a sale is left as it is, without an
-// error. Errors: ErrNotFound, ErrConfirmed.
+// Release gives a hold's units back, on the tally row named line. A reservation that has ended without a sale is left
+// as it is, without an error. Errors: ErrNotFound, ErrConfirmed.
 func (s *Store) Release(ctx context.Context, sale, reservation uuid.UUID, line string) (*Reservation, error) {
-	var r *Reservation
-	err := retry(ctx, func() error {
-		return s.inTx(ctx, func(tx *sql.Tx) (err error) {
-			if r, err = lockReservation(ctx, tx, sale, reservation); err != nil {
-				return err
-			}
-			switch r.State {
-			case Confirmed:
-				return ErrConfirmed
-			case Released, Expired:
-				return nil
-			}
-			if err := giveBack(ctx, tx, sale, line, []*Reservation{r}, Released); err != nil {
-				return err
-			}
-			r.State = Released
+	var r *stored
+	err := s.settle(ctx, "release", func(tx *queries) (err error) {
+		if r, err = lockReservation(ctx, tx, sale, reservation); err != nil {
+			return err
+		}
+		switch r.State {
+		case Confirmed, Refunded, RefundedKept:
+			return ErrConfirmed
+		case Released, Expired:
 			return nil
-		})
+		}
+		// A buyer whose hold has lapsed may hold another by now.
+		_, err = tx.run(ctx, "UPDATE flashsale_buyer SET reservation_id = 0x00000000000000000000000000000000 WHERE sale_id = ? AND buyer = ? AND reservation_id = ?",
+			id(sale), []byte(r.Buyer), id(r.ID))
+		if err != nil {
+			return fmt.Errorf("freeing the buyer: %w", err)
+		}
+		err = tx.change(ctx, 1, "releasing the reservation", `UPDATE flashsale_reservation SET state = ?, changed_at = UTC_TIMESTAMP(6)
+			WHERE sale_id = ? AND reservation_id = ? AND state = ?`, Released, id(sale), id(r.ID), Held)
+		if err != nil {
+			return err
+		}
+		r.State = Released
+		return giveBack(ctx, tx, sale, line, eventReleased, Held, []*Reservation{&r.Reservation})
 	})
 	if err != nil {
 		return nil, err
 	}
-	return r, nil
+	return &r.Reservation, nil
 }
 
-// SweepSQL finds holds that have lapsed, in the order of the index it locks.
-const SweepSQL = `SELECT reservation_id, buyer, quantity, unit_nos FROM flashsale_reservation FORCE INDEX (lapse)
-	WHERE sale_id = ? AND lapses_at <= UTC_TIMESTAMP(6) ORDER BY lapses_at LIMIT ? FOR UPDATE SKIP LOCKED`
-
-// sweepUnits is how many units one transaction gives back, or those of one hold.
-const sweepUnits = 4000
-
-// Sweep gives back up to limit expired holds in one transaction, fewer when they have many units, and says how many it
-// did: when it was not 0, there may be more. Any number of sweepers may run; a hold that is being confirmed is skipped.
-func (s *Store) Sweep(ctx context.Context, sale uuid.UUID, line string, limit int) (int, error) {
-	return s.expireWhere(ctx, sale, line, SweepSQL, id(sale), limit)
-}
-
-// expire gives back those of the reservations that are held and past their time.
-func (s *Store) expire(ctx context.Context, sale uuid.UUID, line string, reservations []uuid.UUID) error {
-	args := []any{id(sale)}
-	for _, r := range reservations {
-		args = append(args, id(r))
-	}
-	_, err := s.expireWhere(ctx, sale, line, `SELECT reservation_id, buyer, quantity, unit_nos FROM flashsale_reservation
-		WHERE sale_id = ? AND reservation_id IN (`+placeholders(len(reservations))+`) AND lapses_at <= UTC_TIMESTAMP(6)
-		ORDER BY reservation_id FOR UPDATE`, args...)
-	return err
-}
-
-func (s *Store) expireWhere(ctx context.Context, sale uuid.UUID, line, query string, args ...any) (int, error) {
-	var lapsed []*Reservation
-	err := retry(ctx, func() error {
-		lapsed = nil
-		return s.inTx(ctx, func(tx *sql.Tx) error {
-			rows, err := tx.QueryContext(ctx, query, args...)
+// Refund ends a confirmed reservation: with restock its units go back on sale, without they stay sold. It takes effect
+// once; later calls give the same answer, whatever they ask for. A reservation that is not confirmed, but whose payment is
+// due to be refunded, is recorded as refunded, and answered as RefundDue. Errors: ErrNotFound, ErrNotConfirmed.
+func (s *Store) Refund(ctx context.Context, sale, reservation uuid.UUID, line string, restock bool) (*Reservation, error) {
+	var r *stored
+	err := s.settle(ctx, "refund", func(tx *queries) (err error) {
+		r, err = lockReservation(ctx, tx, sale, reservation)
+		if err != nil && !errors.Is(err, ErrNotFound) {
+			return err
+		}
+		if r == nil || r.State != Confirmed && r.State != Refunded && r.State != RefundedKept {
+			r, err = refundDue(ctx, tx, sale, reservation, r)
+			return err
+		}
+		err = tx.row(ctx, "SELECT payment_id FROM flashsale_ledger WHERE sale_id = ? AND reservation_id = ? AND due_payment_id = ''", id(sale), id(reservation)).Scan(&r.PaymentID)
+		if err != nil {
+			return fmt.Errorf("reading the reservation's payment: %w", err)
+		}
+		if r.State != Confirmed {
+			return nil
+		}
+		r.State = RefundedKept
+		if restock {
+			r.State = Refunded
+			err := tx.change(ctx, 1, "freeing the buyer", "UPDATE flashsale_buyer SET sold = sold - ? WHERE sale_id = ? AND buyer = ? AND sold >= ?",
+				r.Quantity, id(sale), []byte(r.Buyer), r.Quantity)
 			if err != nil {
-				return fmt.Errorf("finding expired holds: %w", err)
-			}
-			defer func() { _ = rows.Close() }()
-			total := 0
-			for rows.Next() {
-				var r Reservation
-				var rid, buyer []byte
-				var units string
-				if err := rows.Scan(&rid, &buyer, &r.Quantity, &units); err != nil {
-					return fmt.Errorf("finding expired holds: %w", err)
-				}
-				r.ID, r.Buyer = uuid.UUID(rid), string(buyer)
-				if r.Units, err = splitUnits(units); err != nil {
-					return err
-				}
-				if total += r.Quantity; total <= sweepUnits || len(lapsed) == 0 {
-					lapsed = append(lapsed, &r)
-				}
-			}
-			if err := rows.Err(); err != nil || len(lapsed) == 0 {
 				return err
 			}
-			return giveBack(ctx, tx, sale, line, lapsed, Expired)
-		})
+		}
+		err = tx.change(ctx, 1, "refunding the reservation", `UPDATE flashsale_reservation SET state = ?, changed_at = UTC_TIMESTAMP(6)
+			WHERE sale_id = ? AND reservation_id = ? AND state = ?`, r.State, id(sale), id(r.ID), Confirmed)
+		if err != nil {
+			return err
+		}
+		err = tx.change(ctx, 1, "recording the refund", "UPDATE flashsale_ledger SET refunded_at = UTC_TIMESTAMP(6) WHERE sale_id = ? AND reservation_id = ? AND due_payment_id = ''",
+			id(sale), id(r.ID))
+		if err != nil || !restock {
+			return err
+		}
+		return giveBack(ctx, tx, sale, line, eventNone, Confirmed, []*Reservation{&r.Reservation})
 	})
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	return len(lapsed), nil
+	return &r.Reservation, nil
 }
 
-// giveBack ends locked holds without a sale: to is Released or Expired. Expiry is guarded by the clock once more.
-func giveBack(ctx context.Context, tx *sql.Tx, sale uuid.UUID, line string, holds []*Reservation, to State) error {
-	guard := ""
-	if to == Expired {
-		guard = " AND lapses_at <= UTC_TIMESTAMP(6)"
+// refundDue records that the payments due to be refunded for a reservation, which may not exist, were.
+func refundDue(ctx context.Context, tx *queries, sale, reservation uuid.UUID, r *stored) (*stored, error) {
+	var due Reservation
+	err := tx.row(ctx, `SELECT payment_id, buyer, quantity, reason FROM flashsale_ledger
+		WHERE sale_id = ? AND reservation_id = ? AND due_payment_id <> '' ORDER BY payment_id LIMIT 1 FOR UPDATE`, id(sale), id(reservation)).
+		Scan(&due.PaymentID, &due.Buyer, &due.Quantity, &due.Reason)
+	if errors.Is(err, sql.ErrNoRows) {
+		if r == nil {
+			return nil, ErrNotFound
+		}
+		return nil, ErrNotConfirmed
 	}
-	units := int64(0)
-	for chunk := range slices.Chunk(holds, 1000) {
-		n := len(chunk)
-		ended, buyers, ids := []any{to, id(sale), Held}, []any{id(sale)}, []any{}
-		for _, r := range chunk {
-			ended, buyers, ids = append(ended, id(r.ID)), append(buyers, []byte(r.Buyer)), append(ids, id(r.ID))
-		}
-		err := exec(ctx, tx, n, "ending holds", `UPDATE flashsale_reservation SET state = ?, lapses_at = NULL, ended_at = UTC_TIMESTAMP(6)
-			WHERE sale_id = ? AND state = ? AND reservation_id IN (`+placeholders(n)+`)`+guard, ended...)
-		if err != nil {
-			return err
-		}
-		err = exec(ctx, tx, n, "freeing buyers", `UPDATE flashsale_buyer SET held = 0, reservation_id = NULL
-			WHERE sale_id = ? AND buyer IN (`+placeholders(n)+`) AND reservation_id IN (`+placeholders(n)+`)`, append(buyers, ids...)...)
-		if err != nil {
-			return err
+	if err != nil {
+		return nil, fmt.Errorf("reading the refund due: %w", err)
+	}
+	_, err = tx.run(ctx, `UPDATE flashsale_ledger SET refunded_at = UTC_TIMESTAMP(6)
+		WHERE sale_id = ? AND reservation_id = ? AND due_payment_id <> '' AND refunded_at IS NULL`, id(sale), id(reservation))
+	if err != nil {
+		return nil, fmt.Errorf("recording the refund: %w", err)
+	}
+	due.ID, due.State = reservation, RefundDue
+	if r != nil {
+		due.GrantedAt, due.ExpiresAt = r.GrantedAt, r.ExpiresAt
+	}
+	return &stored{Reservation: due}, nil
+}
+
+// giveBack puts the units of locked reservations, which have just ended, back on the shelf; they were counted as held or
+// sold, as from says.
+func giveBack(ctx context.Context, tx *queries, sale uuid.UUID, line string, event eventKind, from State, ended []*Reservation) error {
+	v, n := newValues("INSERT INTO flashsale_returned (sale_id, unit_no) VALUES "), 0
+	for _, r := range ended {
+		for _, u := range r.Units {
+			v.next(n).text("(").bytes(id(sale)).comma().num(u).text(")")
+			n++
 		}
 	}
-	if err := moveUnits(ctx, tx, sale, holds, unitReturned); err != nil {
+	if err := tx.change(ctx, n, "returning units", v.String()); err != nil {
 		return err
 	}
-	for _, r := range holds {
-		units += int64(r.Quantity)
+	if err := writeEvents(ctx, tx, sale, event, ended); err != nil {
+		return err
 	}
-	return tally(ctx, tx, sale, line, Counts{Available: units, Held: -units}, 0)
-}
-
-// moveUnits takes the units of locked holds to sold or returned.
-func moveUnits(ctx context.Context, tx *sql.Tx, sale uuid.UUID, holds []*Reservation, to int) error {
-	type owned struct {
-		unit  int64
-		owner []byte
+	change := Counts{Available: int64(n), Held: -int64(n)}
+	if from == Confirmed {
+		change.Held, change.Sold = 0, -int64(n)
 	}
-	var all []owned
-	for _, r := range holds {
-		for _, u := range r.Units {
-			all = append(all, owned{u, id(r.ID)})
-		}
-	}
-	for chunk := range slices.Chunk(all, 1000) {
-		n := len(chunk)
-		// Two lists and not one of pairs, which MySQL would answer by reading the whole sale.
-		args, owners, back := []any{to, id(sale), unitHeld}, []any{}, []any{}
-		for _, o := range chunk {
-			args, owners, back = append(args, o.unit), append(owners, o.owner), append(back, id(sale), o.unit)
-		}
-		owner := "" // a sold unit keeps its owner
-		if to == unitReturned {
-			owner = ", reservation_id = 0x00000000000000000000000000000000"
-		}
-		err := exec(ctx, tx, n, "moving units", `UPDATE flashsale_unit SET state = ?`+owner+`
-			WHERE sale_id = ? AND state = ? AND unit_no IN (`+placeholders(n)+`) AND reservation_id IN (`+placeholders(n)+`)`,
-			append(args, owners...)...)
-		if err != nil {
-			return err
-		}
-		if to != unitReturned {
-			continue
-		}
-		err = exec(ctx, tx, n, "returning units", "INSERT INTO flashsale_returned (sale_id, unit_no) VALUES "+rowPlaceholders("(?,?)", n), back...)
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return tally(ctx, tx, sale, line, change, 0)
 }

@@ -12,20 +12,23 @@ CREATE TABLE IF NOT EXISTS flashsale_sale (
   hold_ttl_us   BIGINT UNSIGNED NOT NULL,
   max_per_buyer INT UNSIGNED    NOT NULL,
   highest_limit INT UNSIGNED    NOT NULL COMMENT 'the largest max_per_buyer there ever was: what the audit holds buyers to',
+  refuse_late   BOOLEAN         NOT NULL DEFAULT FALSE COMMENT 'a payment for a lapsed hold is to be refunded, even when units are free',
   suspended     BOOLEAN         NOT NULL DEFAULT FALSE,
   draining      BOOLEAN         NOT NULL DEFAULT FALSE COMMENT 'the object is being deleted: no new holds',
   generation    BIGINT          NOT NULL COMMENT 'metadata.generation of the spec written last; an older one never overwrites it',
   loaded_at     DATETIME(6)     NULL     COMMENT 'when the last unit row was in',
   closed_at     DATETIME(6)     NULL,
+  announced     TINYINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'events written: bit 0 opened, bit 1 sold out, bit 2 closed',
   PRIMARY KEY (sale_id)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
 
--- One row per unit, updated in place. A fresh unit has never been held; a returned one also stands in flashsale_returned.
+-- One row per unit, updated in place. It names the reservation that had the unit last; that one's state says what became of
+-- it, so that confirming and expiring leave the unit's row alone. A unit is available when it is fresh (no reservation yet)
+-- or listed in flashsale_returned.
 CREATE TABLE IF NOT EXISTS flashsale_unit (
-  sale_id        BINARY(16)       NOT NULL,
-  unit_no        INT UNSIGNED     NOT NULL,
-  state          TINYINT UNSIGNED NOT NULL DEFAULT 0 COMMENT '0 fresh, 1 held, 2 sold, 3 returned',
-  reservation_id BINARY(16)       NOT NULL DEFAULT 0x00000000000000000000000000000000 COMMENT 'owner while held or sold; fixed size, so that updates stay in place',
+  sale_id        BINARY(16)   NOT NULL,
+  unit_no        INT UNSIGNED NOT NULL,
+  reservation_id BINARY(16)   NOT NULL DEFAULT 0x00000000000000000000000000000000 COMMENT 'zero while fresh; fixed size, so that updates stay in place',
   PRIMARY KEY (sale_id, unit_no)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
 
@@ -36,48 +39,87 @@ CREATE TABLE IF NOT EXISTS flashsale_returned (
   PRIMARY KEY (sale_id, unit_no)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
 
+-- One row per reservation. Nothing but its primary key is indexed, and all that changes has a fixed size: ending one updates
+-- its row in place.
 CREATE TABLE IF NOT EXISTS flashsale_reservation (
   sale_id        BINARY(16)       NOT NULL,
   reservation_id BINARY(16)       NOT NULL COMMENT 'UUID version 7, made by the client',
   buyer          VARBINARY(128)   NOT NULL COMMENT 'compared byte by byte',
   quantity       INT UNSIGNED     NOT NULL,
   unit_nos       VARCHAR(9000) CHARACTER SET ascii NOT NULL COMMENT 'the units, comma separated',
-  state          TINYINT UNSIGNED NOT NULL COMMENT '1 held, 2 confirmed, 3 released, 4 expired',
+  state          TINYINT UNSIGNED NOT NULL COMMENT '1 held, 2 confirmed, 3 released, 4 expired, 5 refunded with its units given back, 6 refunded without',
   granted_at     DATETIME(6)      NOT NULL,
   expires_at     DATETIME(6)      NOT NULL,
-  lapses_at      DATETIME(6)      NULL COMMENT 'expires_at while held, NULL after: the index holds live holds only',
-  ended_at       DATETIME(6)      NULL,
-  PRIMARY KEY (sale_id, reservation_id),
-  KEY lapse (sale_id, lapses_at)
+  changed_at     DATETIME(6)      NOT NULL COMMENT 'when the state became what it is',
+  PRIMARY KEY (sale_id, reservation_id)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
 
--- One row per buyer who ever held: what makes one live reservation per buyer and the limit hold across pods.
+-- Holds that were granted together lapse together: one row for all of a transaction. It is where sweepers look, instead of
+-- an index entry per hold, which would cost a claim a fifth more and a confirmation half. Holds that ended otherwise stay
+-- in the row until its time comes.
+CREATE TABLE IF NOT EXISTS flashsale_wave (
+  sale_id         BINARY(16)  NOT NULL,
+  lapses_at       DATETIME(6) NOT NULL,
+  wave_id         BINARY(16)  NOT NULL,
+  reservation_ids MEDIUMBLOB  NOT NULL COMMENT '16 bytes each',
+  PRIMARY KEY (sale_id, lapses_at, wave_id)
+) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
+
+-- One row per buyer who ever held: what makes one live reservation per buyer and the limit hold across pods. The
+-- reservation counts until expires_at, whether or not a sweeper came by; so sweeping leaves this row alone.
 CREATE TABLE IF NOT EXISTS flashsale_buyer (
   sale_id        BINARY(16)     NOT NULL,
   buyer          VARBINARY(128) NOT NULL,
-  held           INT UNSIGNED   NOT NULL,
   sold           INT UNSIGNED   NOT NULL DEFAULT 0,
-  reservation_id BINARY(16)     NULL COMMENT 'the live reservation, or NULL',
-  granted_at     DATETIME(6)    NULL,
-  expires_at     DATETIME(6)    NULL,
+  reservation_id BINARY(16)     NOT NULL COMMENT 'the reservation held last; zero once it is confirmed or released',
+  quantity       INT UNSIGNED   NOT NULL COMMENT 'of that reservation',
+  granted_at     DATETIME(6)    NOT NULL,
+  expires_at     DATETIME(6)    NOT NULL,
   PRIMARY KEY (sale_id, buyer)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
 
--- One row per confirmed reservation. A payment takes effect once, for ever.
+-- Idempotency keys of requests that were given a reservation.
+CREATE TABLE IF NOT EXISTS flashsale_key (
+  sale_id        BINARY(16)   NOT NULL,
+  key_hash       BINARY(16)   NOT NULL COMMENT 'first half of SHA-256 over buyer and key',
+  quantity       INT UNSIGNED NOT NULL COMMENT 'what the request asked for: another one may not use the key',
+  reservation_id BINARY(16)   NOT NULL,
+  PRIMARY KEY (sale_id, key_hash)
+) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
+
+-- One row per payment, which takes effect once, for ever: it confirms one reservation, or is due to be refunded.
 CREATE TABLE IF NOT EXISTS flashsale_ledger (
   sale_id        BINARY(16)     NOT NULL,
   payment_id     VARBINARY(128) NOT NULL,
-  reservation_id BINARY(16)     NOT NULL,
+  reservation_id BINARY(16)     NOT NULL COMMENT 'as told by the checkout; of a refund due it need not exist',
+  due_payment_id VARBINARY(128) NOT NULL DEFAULT '' COMMENT 'payment_id of a refund due, empty for a sale: a reservation is sold once',
   buyer          VARBINARY(128) NOT NULL,
   quantity       INT UNSIGNED   NOT NULL,
+  reason         VARCHAR(32) CHARACTER SET ascii NOT NULL DEFAULT '' COMMENT 'why a refund is due',
   paid_at        DATETIME(6)    NULL COMMENT 'as told by the checkout',
-  confirmed_at   DATETIME(6)    NOT NULL,
+  recorded_at    DATETIME(6)    NOT NULL,
+  refunded_at    DATETIME(6)    NULL,
   PRIMARY KEY (sale_id, payment_id),
-  UNIQUE KEY reservation (sale_id, reservation_id)
+  UNIQUE KEY reservation (sale_id, reservation_id, due_payment_id)
+) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
+
+-- Events to publish, written by the transaction that made them: one row for all events of one kind in a transaction.
+-- A row goes when every event of it was delivered.
+CREATE TABLE IF NOT EXISTS flashsale_outbox (
+  sale_id         BINARY(16)       NOT NULL,
+  outbox_id       BINARY(16)       NOT NULL COMMENT 'UUID version 7',
+  kind            TINYINT UNSIGNED NOT NULL COMMENT 'see outbox.go',
+  reservation_ids MEDIUMBLOB       NOT NULL COMMENT '16 bytes each, one event each; empty for an event of the sale',
+  payment_id      VARBINARY(128)   NOT NULL DEFAULT '' COMMENT 'of a refund due',
+  created_at      DATETIME(6)      NOT NULL,
+  delivered       INT UNSIGNED     NOT NULL DEFAULT 0 COMMENT 'how many of the events were',
+  attempts        INT UNSIGNED     NOT NULL DEFAULT 0,
+  not_before      DATETIME(6)      NOT NULL COMMENT 'leased by a publisher, or backing off, until then',
+  PRIMARY KEY (sale_id, outbox_id)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
 
 -- Exact running counts without a hot row: each writer adds to its own row, inside the transaction that moves the units.
--- The sum over a sale's rows is the truth at that commit. The row of line 'load' counts the unit rows ever inserted.
+-- The sum over a sale's rows is the truth at that commit. The row of line 'load' counts the unit rows ever inserted; that of 'repair' is what `reserver repair` added.
 CREATE TABLE IF NOT EXISTS flashsale_tally (
   sale_id   BINARY(16) NOT NULL,
   line      VARCHAR(128) CHARACTER SET ascii NOT NULL,

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"database/sql"
+	"database/sql/driver"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -30,6 +31,8 @@ type Options struct {
 	CA []byte
 	// MaxConns bounds the connection pool; default 8.
 	MaxConns int
+	// OnHold, if not nil, is told how long each transaction had a connection, by caller: claim, confirm, sweep, ...
+	OnHold func(caller string, d time.Duration)
 }
 
 // Open prepares a pool; it does not connect. A DSN that cannot be used is a *SetupError.
@@ -62,10 +65,8 @@ func Open(o Options) (*Store, error) {
 		cfg.WriteTimeout = 15 * time.Second
 	}
 	cfg.Params = map[string]string{
-		// REPEATABLE READ locks gaps of empty ranges, and its snapshot is older than the locks it waits for.
-		"transaction_isolation": "'READ-COMMITTED'",
-		"time_zone":             "'+00:00'",
-		"sql_mode":              "'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO,NO_ZERO_DATE,NO_ZERO_IN_DATE'",
+		"time_zone": "'+00:00'",
+		"sql_mode":  "'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO,NO_ZERO_DATE,NO_ZERO_IN_DATE'",
 		// A transaction here takes milliseconds; whoever waits longer is better off trying again.
 		"innodb_lock_wait_timeout": "3",
 		// A node that vanished without closing its connections must not keep units, and the sale's row, locked for hours.
@@ -78,7 +79,7 @@ func Open(o Options) (*Store, error) {
 	if maxConns == 0 {
 		maxConns = 8
 	}
-	store := &Store{}
+	store := &Store{onHold: o.OnHold}
 	if store.db, err = openPool(cfg, maxConns); err == nil {
 		store.audits, err = openPool(patient, 1)
 	}
@@ -89,46 +90,87 @@ func Open(o Options) (*Store, error) {
 }
 
 func openPool(cfg *mysql.Config, maxConns int) (*sql.DB, error) {
-	connector, err := mysql.NewConnector(cfg)
+	inner, err := mysql.NewConnector(cfg)
 	if err != nil {
 		return nil, err
 	}
-	db := sql.OpenDB(connector)
+	db := sql.OpenDB(connector{inner})
 	db.SetMaxOpenConns(maxConns)
 	db.SetMaxIdleConns(maxConns)
 	db.SetConnMaxIdleTime(10 * time.Second) // below wait_timeout
 	return db, nil
 }
 
-var leadingVersion = regexp.MustCompile(`^(\d+)\.`)
+// connector makes connections of isolation READ COMMITTED: REPEATABLE READ locks gaps of empty ranges, and its snapshot is
+// older than the locks it waits for. It is a statement and no parameter, whose name differs between MySQL and MariaDB.
+type connector struct{ driver.Connector }
 
-// Check proves that the server can keep the promises made with it: MySQL 8.0+, READ COMMITTED, every commit synced to
-// disk. Run it before Migrate; Probe completes it afterwards. Failures are *SetupError.
-func (s *Store) Check(ctx context.Context) error {
-	var version, isolation string
-	var flush, syncBinlog int
-	var binlog bool
-	err := s.db.QueryRowContext(ctx, `SELECT VERSION(), @@SESSION.transaction_isolation,
-		@@innodb_flush_log_at_trx_commit, @@sync_binlog, @@log_bin`).Scan(&version, &isolation, &flush, &syncBinlog, &binlog)
+// Connect connects.
+func (c connector) Connect(ctx context.Context) (driver.Conn, error) {
+	conn, err := c.Connector.Connect(ctx)
 	if err != nil {
-		return AsSetupError(fmt.Errorf("asking for the server's settings: %w", err))
+		return nil, err
 	}
+	_, err = conn.(driver.ExecerContext).ExecContext(ctx, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED", nil)
+	if err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+var leadingVersion = regexp.MustCompile(`^(\d+)\.(\d+)`)
+
+// Check proves that the server can keep the promises made with it: a version with SKIP LOCKED, READ COMMITTED, writable, room
+// for connections. Run it before Migrate; Probe completes it afterwards. Failures are *SetupError. A server that works but
+// may lose commits in a crash gets a warning, of reason ReasonNotDurable.
+func (s *Store) Check(ctx context.Context) (warning *SetupError, err error) {
+	q := s.queries("check")
+	var version string
+	var flush, syncBinlog, maxConnections int
+	var binlog, readOnly bool
+	err = q.row(ctx, "SELECT VERSION(), @@innodb_flush_log_at_trx_commit, @@sync_binlog, @@log_bin, @@read_only, @@max_connections").
+		Scan(&version, &flush, &syncBinlog, &binlog, &readOnly, &maxConnections)
+	if err != nil {
+		return nil, AsSetupError(fmt.Errorf("asking for the server's settings: %w", err))
+	}
+	isolationVariable := "transaction_isolation"
 	if m := leadingVersion.FindStringSubmatch(version); m != nil {
-		if major, _ := strconv.Atoi(m[1]); major < 8 {
-			return &SetupError{Reason: ReasonUnsupportedDatabase,
-				Message: fmt.Sprintf("the server is %s, which lacks SKIP LOCKED: use MySQL 8.0+", version)}
+		major, _ := strconv.Atoi(m[1])
+		minor, _ := strconv.Atoi(m[2])
+		maria := strings.Contains(version, "MariaDB")
+		if !maria && major < 8 || maria && (major < 10 || major == 10 && minor < 6) {
+			return nil, &SetupError{Reason: ReasonUnsupportedDatabase,
+				Message: fmt.Sprintf("the server is %s, which lacks SKIP LOCKED: use MySQL 8.0+ or MariaDB 10.6+", version)}
+		}
+		if maria {
+			isolationVariable = "tx_isolation"
 		}
 	}
+	var isolation string
+	if err := q.row(ctx, "SELECT @@SESSION."+isolationVariable).Scan(&isolation); err != nil {
+		return nil, AsSetupError(fmt.Errorf("asking for the isolation: %w", err))
+	}
 	if isolation != "READ-COMMITTED" {
-		return &SetupError{Reason: ReasonUnsupportedDatabase,
+		return nil, &SetupError{Reason: ReasonUnsupportedDatabase,
 			Message: fmt.Sprintf("the session's isolation is %s although READ-COMMITTED was asked for: remove the proxy that changes it", isolation)}
+	}
+	if readOnly {
+		return nil, &SetupError{Reason: ReasonReadOnly, Message: "the server is read-only: point the Secret at the primary, or SET GLOBAL read_only=0"}
+	}
+	if maxConnections < minConnections {
+		return nil, &SetupError{Reason: ReasonTooManyConnections, Message: fmt.Sprintf(
+			"max_connections is %d, too few for reservation pods (17 each), sweeper (3) and operator (9): set it to %d or more", maxConnections, minConnections)}
 	}
 	if flush != 1 || binlog && syncBinlog != 1 {
 		return &SetupError{Reason: ReasonNotDurable, Message: fmt.Sprintf(
-			"a crash would lose committed claims: set innodb_flush_log_at_trx_commit=1 (is %d) and sync_binlog=1 (is %d)", flush, syncBinlog)}
+			"a crash of the server would lose committed claims: set innodb_flush_log_at_trx_commit=1 (is %d) and sync_binlog=1 (is %d)", flush, syncBinlog)}, nil
 	}
-	return nil
+	return nil, nil
 }
+
+// minConnections is what one reservation pod, the sweeper and the operator need together.
+const minConnections = 30
 
 // Migrate creates or upgrades the tables, one process at a time, and can be repeated after a kill at any point.
 // Failures are *SetupError.
@@ -140,7 +182,11 @@ func (s *Store) Migrate(ctx context.Context) error {
 	defer func() { _ = conn.Close() }()
 	var version sql.NullInt64
 	err = conn.QueryRowContext(ctx, "SELECT MAX(version) FROM flashsale_schema").Scan(&version)
-	if err == nil && version.Int64 >= schemaVersion {
+	switch {
+	case err == nil && version.Int64 > schemaVersion:
+		return &SetupError{Reason: ReasonNewerSchema, Message: fmt.Sprintf(
+			"the tables are of schema version %d, this program knows %d: upgrade it, nothing was changed", version.Int64, schemaVersion)}
+	case err == nil && version.Int64 == schemaVersion:
 		return nil // the usual case needs no lock and no permission to create tables
 	}
 	var locked sql.NullInt64
@@ -180,7 +226,7 @@ func statements(file string) []string {
 // locks, or SKIP LOCKED that takes no lock. Run it after Migrate. Failures are *SetupError.
 func (s *Store) Probe(ctx context.Context) error {
 	var table, engine string
-	err := s.db.QueryRowContext(ctx, `SELECT TABLE_NAME, COALESCE(ENGINE, '?') FROM information_schema.TABLES
+	err := s.queries("probe").row(ctx, `SELECT TABLE_NAME, COALESCE(ENGINE, '?') FROM information_schema.TABLES
 		WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME LIKE 'flashsale\_%' AND ENGINE <> 'InnoDB' LIMIT 1`).Scan(&table, &engine)
 	if err == nil {
 		return &SetupError{Reason: ReasonUnsupportedEngine, Message: fmt.Sprintf(
@@ -189,15 +235,18 @@ func (s *Store) Probe(ctx context.Context) error {
 	if !errors.Is(err, sql.ErrNoRows) {
 		return AsSetupError(fmt.Errorf("asking for the tables' engine: %w", err))
 	}
-	const lock = "SELECT version FROM flashsale_schema WHERE version = ? FOR UPDATE SKIP LOCKED"
-	return s.inTx(ctx, func(first *sql.Tx) error {
+	return s.inTx(ctx, "probe", func(first *queries) error {
 		// Without SKIP LOCKED: another process may be probing, and its lock would look like a missing row.
 		var version int
-		if err := first.QueryRowContext(ctx, "SELECT version FROM flashsale_schema WHERE version = ? FOR UPDATE", schemaVersion).Scan(&version); err != nil {
+		err := first.row(ctx, "SELECT version FROM flashsale_schema WHERE version = ? FOR UPDATE", schemaVersion).Scan(&version)
+		if errors.Is(err, sql.ErrNoRows) {
+			return &SetupError{Reason: ReasonNewerSchema, Message: fmt.Sprintf("the tables are not of schema version %d: run the operator of this program's version", schemaVersion)}
+		}
+		if err != nil {
 			return AsSetupError(fmt.Errorf("locking a row: %w", err))
 		}
-		return s.inTx(ctx, func(second *sql.Tx) error {
-			err := second.QueryRowContext(ctx, lock, schemaVersion).Scan(&version)
+		return s.inTx(ctx, "probe", func(second *queries) error {
+			err := second.row(ctx, "SELECT version FROM flashsale_schema WHERE version = ? FOR UPDATE SKIP LOCKED", schemaVersion).Scan(&version)
 			if errors.Is(err, sql.ErrNoRows) {
 				return nil
 			}
@@ -211,18 +260,19 @@ func (s *Store) Probe(ctx context.Context) error {
 }
 
 // Setup runs Check, Migrate and Probe.
-func (s *Store) Setup(ctx context.Context) error {
-	for _, step := range []func(context.Context) error{s.Check, s.Migrate, s.Probe} {
-		if err := step(ctx); err != nil {
-			return err
-		}
+func (s *Store) Setup(ctx context.Context) (warning *SetupError, err error) {
+	if warning, err = s.Check(ctx); err != nil {
+		return nil, err
 	}
-	return nil
+	if err := s.Migrate(ctx); err != nil {
+		return nil, err
+	}
+	return warning, s.Probe(ctx)
 }
 
 // Now is the database's time.
 func (s *Store) Now(ctx context.Context) (now time.Time, err error) {
-	if err := s.db.QueryRowContext(ctx, "SELECT UTC_TIMESTAMP(6)").Scan(&now); err != nil {
+	if err := s.queries("clock").row(ctx, "SELECT UTC_TIMESTAMP(6)").Scan(&now); err != nil {
 		return now, fmt.Errorf("reading the database's clock: %w", err)
 	}
 	return now, nil

@@ -97,7 +97,7 @@ func Open(t testing.TB, dsn string) *inventory.Store {
 func Store(t testing.TB) *inventory.Store {
 	t.Helper()
 	store := Open(t, DSN(t))
-	if err := store.Setup(context.Background()); err != nil {
+	if _, err := store.Setup(context.Background()); err != nil {
 		t.Fatalf("setting the store up: %v", err)
 	}
 	return store
@@ -117,6 +117,9 @@ func (b *SaleBuilder) TTL(d time.Duration) *SaleBuilder { b.sale.HoldTTL = d; re
 
 // MaxPerBuyer sets the limit.
 func (b *SaleBuilder) MaxPerBuyer(n int) *SaleBuilder { b.sale.MaxPerBuyer = n; return b }
+
+// RefuseLate makes payments for lapsed holds due to be refunded.
+func (b *SaleBuilder) RefuseLate() *SaleBuilder { b.sale.RefuseLate = true; return b }
 
 // Window sets start and end, relative to now; an end of zero means none.
 func (b *SaleBuilder) Window(start, end time.Duration) *SaleBuilder {
@@ -142,6 +145,15 @@ func (b *SaleBuilder) In(t testing.TB, store *inventory.Store) inventory.Sale {
 	}
 	t.Cleanup(func() { Audit(t, store, b.sale.ID) })
 	return b.sale
+}
+
+// Confirm pays for one reservation.
+func Confirm(store *inventory.Store, sale, reservation uuid.UUID, payment string) (*inventory.Reservation, error) {
+	answers, err := store.Confirm(context.Background(), sale, "test", []inventory.Payment{{Reservation: reservation, ID: payment}})
+	if err != nil {
+		return nil, err
+	}
+	return answers[0].Reservation, answers[0].Err
 }
 
 // Audit fails the test for every invariant that the rows break, and gives the report.

@@ -1,0 +1,378 @@
+package inventory
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// Payment says that money has moved for a reservation.
+type Payment struct {
+	Reservation uuid.UUID
+	ID          string    // 1..MaxIDLength bytes
+	PaidAt      time.Time // as told by the checkout; may be zero
+}
+
+// Settlement is the answer to one Payment: the reservation in state Confirmed (or Refunded, when it was by now), or
+// RefundDue; or why not: ErrPaymentMismatch, ErrPaymentReused, ErrBusy, or a database error.
+type Settlement struct {
+	Reservation *Reservation
+	Err         error
+}
+
+// Why a payment is to be refunded.
+const (
+	DueUnknown = "unknown-reservation"
+	DuePolicy  = "late-payments-refused" // the hold has lapsed, and payments.late is Refuse
+	DueOver    = "sale-over"             // the hold has lapsed, and no new one may be granted
+	DueLimit   = "limit"                 // the hold has lapsed, and the buyer has others up to maxPerBuyer
+	DueSoldOut = "sold-out"              // the hold has lapsed, and its units went to others
+)
+
+// Confirm sells live holds for good, against payments; line names the tally row to count on. The payments share one
+// transaction. Asking again with the same payment gives the same answer.
+//
+// A payment for a hold that has lapsed or was released comes late, and money has moved: if the sale is open and units are
+// free, they are claimed again under the same reservation; else the payment is recorded as due to be refunded, with the reason.
+// An error means that the outcome of every payment is unknown; asking again tells.
+func (s *Store) Confirm(ctx context.Context, sale uuid.UUID, line string, payments []Payment) ([]Settlement, error) {
+	var c *confirmation
+	err := s.settle(ctx, "confirm", func(tx *queries) error {
+		c = &confirmation{sale: sale, line: line, payments: payments, answers: make([]Settlement, len(payments))}
+		return c.run(ctx, tx)
+	})
+	if err != nil {
+		return nil, err
+	}
+	for i, p := range payments {
+		if c.answers[i] != (Settlement{}) {
+			continue
+		}
+		r, err := s.confirmLate(ctx, sale, line, p)
+		c.answers[i] = Settlement{r, err}
+	}
+	return c.answers, nil
+}
+
+// confirmation is one attempt at a batch of payments.
+type confirmation struct {
+	sale     uuid.UUID
+	line     string
+	payments []Payment
+	answers  []Settlement // without an answer after run: the payment is late
+}
+
+// run answers the payments of live holds, and those that were answered before.
+func (c *confirmation) run(ctx context.Context, tx *queries) error {
+	if _, err := readWindow(ctx, tx, c.sale); err != nil {
+		return err
+	}
+	ids := make([]uuid.UUID, len(c.payments))
+	for i, p := range c.payments {
+		ids[i] = p.Reservation
+	}
+	reservations, err := readReservations(ctx, tx, c.sale, ids, " FOR UPDATE")
+	if err != nil {
+		return err
+	}
+	entries, err := readLedger(ctx, tx, c.sale, c.payments)
+	if err != nil {
+		return err
+	}
+	var confirmed []*Reservation
+	var paid []Payment
+	for i, p := range c.payments {
+		r := reservations[p.Reservation]
+		var answered bool
+		if c.answers[i], answered = entries.answer(p, r); answered || r == nil || r.State != Held || r.lapsed {
+			continue
+		}
+		r.State, r.PaymentID = Confirmed, p.ID
+		entries.add(entry{payment: p.ID, reservation: p.Reservation, sold: true})
+		confirmed, paid = append(confirmed, &r.Reservation), append(paid, p)
+		c.answers[i] = Settlement{Reservation: &r.Reservation}
+	}
+	if len(confirmed) == 0 {
+		return nil
+	}
+	if err := creditBuyers(ctx, tx, c.sale, confirmed); err != nil {
+		return err
+	}
+	// The clock is asked again here, after all locks were waited for.
+	v, units := newValues("UPDATE flashsale_reservation SET state = 2, changed_at = UTC_TIMESTAMP(6) WHERE sale_id = ").
+		bytes(id(c.sale)).text(" AND state = 1 AND expires_at > UTC_TIMESTAMP(6) AND reservation_id IN ("), int64(0)
+	for i, r := range confirmed {
+		v.next(i).bytes(id(r.ID))
+		units += int64(r.Quantity)
+	}
+	result, err := tx.run(ctx, v.text(")").String())
+	if err != nil {
+		return fmt.Errorf("confirming reservations: %w", err)
+	}
+	if n, err := result.RowsAffected(); err != nil || n != int64(len(confirmed)) {
+		return errLapsed // some hold, a moment ago: the next attempt sees which
+	}
+	if err := writeLedger(ctx, tx, c.sale, confirmed, paid); err != nil {
+		return err
+	}
+	if err := writeEvents(ctx, tx, c.sale, eventConfirmed, confirmed); err != nil {
+		return err
+	}
+	return tally(ctx, tx, c.sale, c.line, Counts{Held: -units, Sold: units}, 0)
+}
+
+// ledger is what is known of payments: by payment, and by the reservation that a payment sold.
+type ledger struct {
+	byPayment     map[string]entry
+	byReservation map[uuid.UUID]entry
+}
+
+type entry struct {
+	payment     string
+	reservation uuid.UUID
+	sold        bool   // else a refund is due
+	reason      string // of a refund due
+}
+
+func (l *ledger) add(e entry) {
+	l.byPayment[e.payment] = e
+	if e.sold {
+		l.byReservation[e.reservation] = e
+	}
+}
+
+// readLedger reads the entries of the payments, and those of their reservations.
+func readLedger(ctx context.Context, tx *queries, sale uuid.UUID, payments []Payment) (*ledger, error) {
+	l := &ledger{map[string]entry{}, map[uuid.UUID]entry{}}
+	read := func(column string, value func(Payment) []byte) error {
+		v := newValues("SELECT payment_id, reservation_id, due_payment_id = '', reason FROM flashsale_ledger WHERE sale_id = ").
+			bytes(id(sale)).text(" AND ").text(column).text(" IN (")
+		for i, p := range payments {
+			v.next(i).bytes(value(p))
+		}
+		return tx.each(ctx, func(rows *sql.Rows) error {
+			var e entry
+			var rid []byte
+			if err := rows.Scan(&e.payment, &rid, &e.sold, &e.reason); err != nil {
+				return err
+			}
+			e.reservation = uuid.UUID(rid)
+			l.add(e)
+			return nil
+		}, v.text(")").String())
+	}
+	err := read("payment_id", func(p Payment) []byte { return []byte(p.ID) })
+	if err == nil {
+		err = read("reservation_id", func(p Payment) []byte { return id(p.Reservation) })
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the ledger: %w", err)
+	}
+	return l, nil
+}
+
+// answer gives the answer to a payment that is on file, or whose reservation is sold. r may be nil.
+func (l *ledger) answer(p Payment, r *stored) (Settlement, bool) {
+	e, known := l.byPayment[p.ID]
+	_, sold := l.byReservation[p.Reservation]
+	switch {
+	case known && e.reservation != p.Reservation:
+		return Settlement{Err: ErrPaymentReused}, true
+	case known && e.sold && r == nil:
+		return Settlement{Err: fmt.Errorf("reading a paid reservation: %w", ErrCorrupt)}, true
+	case known && e.sold:
+		r.PaymentID = p.ID
+		return Settlement{Reservation: &r.Reservation}, true
+	case known:
+		return Settlement{Reservation: due(p, r, e.reason)}, true
+	case sold:
+		return Settlement{Err: ErrPaymentMismatch}, true
+	}
+	return Settlement{}, false
+}
+
+// due is the answer to a payment that is to be refunded. r may be nil.
+func due(p Payment, r *stored, reason string) *Reservation {
+	d := &Reservation{ID: p.Reservation, State: RefundDue, PaymentID: p.ID, Reason: reason}
+	if r != nil {
+		d.Buyer, d.Quantity, d.GrantedAt, d.ExpiresAt = r.Buyer, r.Quantity, r.GrantedAt, r.ExpiresAt
+	}
+	return d
+}
+
+// creditBuyers moves live holds to what their buyers have bought. It locks the buyers' rows, so that no claim of theirs
+// is granted between the last look at the clock and the commit.
+func creditBuyers(ctx context.Context, tx *queries, sale uuid.UUID, confirmed []*Reservation) error {
+	v := newValues("INSERT INTO flashsale_buyer (sale_id, buyer, sold, reservation_id, quantity, granted_at, expires_at) VALUES ")
+	for i, r := range slices.SortedFunc(slices.Values(confirmed), func(a, b *Reservation) int { return cmp.Compare(a.Buyer, b.Buyer) }) {
+		v.next(i).text("(").bytes(id(sale)).comma().bytes([]byte(r.Buyer)).comma().num(int64(r.Quantity)).comma().bytes(id(r.ID)).
+			text(",0,'2000-01-01','2000-01-01')")
+	}
+	// Every row is there. Assigned from left to right, so reservation_id comes last; an updated row counts as two.
+	return tx.change(ctx, 2*len(confirmed), "crediting buyers", v.text(` ON DUPLICATE KEY UPDATE
+		sold = IF(reservation_id = VALUES(reservation_id), sold + VALUES(sold), sold),
+		reservation_id = IF(reservation_id = VALUES(reservation_id), 0x00000000000000000000000000000000, reservation_id)`).String())
+}
+
+// writeLedger records payments that sold reservations. A payment that comes in twice at once passes the look-up twice; the
+// keys let one in, and the other runs again.
+func writeLedger(ctx context.Context, tx *queries, sale uuid.UUID, sold []*Reservation, paid []Payment) error {
+	v := newValues("INSERT INTO flashsale_ledger (sale_id, payment_id, reservation_id, buyer, quantity, paid_at, recorded_at) VALUES ")
+	for i, r := range sold {
+		v.next(i).text("(").bytes(id(sale)).comma().bytes([]byte(paid[i].ID)).comma().bytes(id(r.ID)).
+			comma().bytes([]byte(r.Buyer)).comma().num(int64(r.Quantity)).comma()
+		if paid[i].PaidAt.IsZero() {
+			v.text("NULL")
+		} else {
+			v.time(paid[i].PaidAt)
+		}
+		v.text(",UTC_TIMESTAMP(6))")
+	}
+	return tx.change(ctx, len(sold), "writing the ledger", v.String())
+}
+
+// confirmLate answers a payment whose hold was not live. Units locked by others may come free, and holds that have lapsed
+// are taken back: only exact counts say that none is left.
+func (s *Store) confirmLate(ctx context.Context, sale uuid.UUID, line string, p Payment) (*Reservation, error) {
+	giveUp := time.Now().Add(claimPatience)
+	for rounds := 1; ; rounds++ {
+		l := &late{sale: sale, shelf: shelf{line: NewLine(line)}, payment: p}
+		err := s.settle(ctx, "confirm late", func(tx *queries) error { return l.run(ctx, tx) })
+		if !errors.Is(err, ErrBusy) || time.Now().After(giveUp) {
+			return l.answer, err
+		}
+		if l.shelf.overdue {
+			if _, err := s.Sweep(ctx, sale, line, sweepInClaim); err != nil {
+				return nil, err
+			}
+		}
+		if !pause(ctx, min(rounds, 4)) {
+			return nil, ErrBusy
+		}
+	}
+}
+
+// late is one attempt at a late payment.
+type late struct {
+	sale    uuid.UUID
+	shelf   shelf
+	payment Payment
+	answer  *Reservation
+}
+
+func (l *late) run(ctx context.Context, tx *queries) error {
+	window, err := readWindow(ctx, tx, l.sale)
+	if err != nil {
+		return err
+	}
+	r, err := lockReservation(ctx, tx, l.sale, l.payment.Reservation)
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		return err
+	}
+	entries, err := readLedger(ctx, tx, l.sale, []Payment{l.payment})
+	if err != nil {
+		return err
+	}
+	if before, answered := entries.answer(l.payment, r); answered {
+		l.answer = before.Reservation
+		return before.Err
+	}
+	reason, units, err := l.reclaim(ctx, tx, window, r)
+	if err != nil {
+		return err
+	}
+	if reason != "" {
+		return l.refund(ctx, tx, r, reason)
+	}
+	change := Counts{Held: -int64(r.Quantity), Sold: int64(r.Quantity)}
+	if r.State != Held { // given back in between, so other units it is
+		change = Counts{Available: -int64(r.Quantity), Sold: int64(r.Quantity)}
+		r.Units = units.all()
+		var had int // it may get back what it had
+		err := tx.row(ctx, "SELECT COUNT(*) FROM flashsale_unit WHERE sale_id = ? AND reservation_id = ? AND unit_no IN ("+joinUnits(r.Units)+")",
+			id(l.sale), id(r.ID)).Scan(&had)
+		if err != nil {
+			return fmt.Errorf("reading units: %w", err)
+		}
+		if _, err := units.give(ctx, tx, l.sale, []*Reservation{&r.Reservation}, had); err != nil {
+			return err
+		}
+	}
+	err = tx.change(ctx, 1, "crediting the buyer", `UPDATE flashsale_buyer SET sold = sold + ?, reservation_id = IF(reservation_id = ?, 0x00000000000000000000000000000000, reservation_id)
+		WHERE sale_id = ? AND buyer = ?`, r.Quantity, id(r.ID), id(l.sale), []byte(r.Buyer))
+	if err != nil {
+		return err
+	}
+	err = tx.change(ctx, 1, "confirming the reservation", `UPDATE flashsale_reservation SET state = 2, changed_at = UTC_TIMESTAMP(6), unit_nos = ?
+		WHERE sale_id = ? AND reservation_id = ? AND state = ?`, joinUnits(r.Units), id(l.sale), id(r.ID), r.State)
+	if err != nil {
+		return err
+	}
+	r.State, r.PaymentID = Confirmed, l.payment.ID
+	l.answer = &r.Reservation
+	if err := writeLedger(ctx, tx, l.sale, []*Reservation{l.answer}, []Payment{l.payment}); err != nil {
+		return err
+	}
+	if err := writeEvents(ctx, tx, l.sale, eventConfirmed, []*Reservation{l.answer}); err != nil {
+		return err
+	}
+	return tally(ctx, tx, l.sale, l.shelf.line.name, change, l.shelf.next)
+}
+
+// reclaim locks units for a reservation that has lapsed, or says why there are none for it. One that no sweeper has met yet
+// still has its own.
+func (l *late) reclaim(ctx context.Context, tx *queries, window *Snapshot, r *stored) (reason string, units taken, err error) {
+	switch {
+	case r == nil:
+		return DueUnknown, taken{}, nil
+	case window.RefuseLate:
+		return DuePolicy, taken{}, nil
+	case window.Gate(window.Now) != GateOpen:
+		return DueOver, taken{}, nil
+	}
+	buyers, err := readBuyers(ctx, tx, l.sale, []string{r.Buyer}, " FOR UPDATE")
+	if err != nil {
+		return "", taken{}, err
+	}
+	if buyers[r.Buyer].has()+r.Quantity > window.MaxPerBuyer {
+		return DueLimit, taken{}, nil
+	}
+	if r.State == Held {
+		return "", taken{}, nil
+	}
+	if units, err = l.shelf.take(ctx, tx, l.sale, r.Quantity, window.Units); err != nil {
+		return "", taken{}, err
+	}
+	if units.len() < r.Quantity {
+		free, err := l.shelf.short(ctx, tx, l.sale, units.len())
+		switch {
+		case err != nil:
+			return "", taken{}, err
+		case l.shelf.overdue || free.Available >= int64(r.Quantity):
+			return "", taken{}, ErrBusy
+		}
+		return DueSoldOut, taken{}, nil
+	}
+	if !units.at.IsZero() && window.Gate(units.at) != GateOpen {
+		return DueOver, taken{}, nil
+	}
+	return "", units, nil
+}
+
+// refund records that the payment is to be refunded.
+func (l *late) refund(ctx context.Context, tx *queries, r *stored, reason string) error {
+	l.answer = due(l.payment, r, reason)
+	err := tx.change(ctx, 1, "recording a refund due", `INSERT INTO flashsale_ledger (sale_id, payment_id, reservation_id, due_payment_id, buyer, quantity, reason, paid_at, recorded_at)
+		VALUES (?,?,?,?,?,?,?,?,UTC_TIMESTAMP(6))`, id(l.sale), []byte(l.payment.ID), id(l.payment.Reservation), []byte(l.payment.ID), []byte(l.answer.Buyer), l.answer.Quantity,
+		reason, nullTime(l.payment.PaidAt))
+	if err != nil {
+		return err
+	}
+	return writeEvents(ctx, tx, l.sale, eventRefundDue, []*Reservation{l.answer})
+}

@@ -1,0 +1,184 @@
+package inventory
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// ReturnedUnitsSQL and FreshUnitsSQL are the claim's two scans. Each is served in order by the primary key it locks:
+// no filesort, one record lock per unit.
+const (
+	ReturnedUnitsSQL = `SELECT unit_no, CAST(UTC_TIMESTAMP(6) AS CHAR) FROM flashsale_returned
+		WHERE sale_id = ? ORDER BY unit_no LIMIT ? FOR UPDATE SKIP LOCKED`
+	FreshUnitsSQL = `SELECT unit_no, CAST(UTC_TIMESTAMP(6) AS CHAR) FROM flashsale_unit
+		WHERE sale_id = ? AND unit_no >= ? AND unit_no < ? AND reservation_id = 0x00000000000000000000000000000000
+		ORDER BY unit_no LIMIT ? FOR UPDATE SKIP LOCKED`
+)
+
+// shelf is a line's search for available units in one transaction.
+type shelf struct {
+	line    *Line
+	next    int64 // the line's new start, if the transaction commits
+	overdue bool  // expired holds stand on the shelf, so that "short" is not the last word
+}
+
+// taken are units locked by a transaction.
+type taken struct {
+	returned, fresh []int64
+	at              time.Time // the database's time at the beginning of the last scan that found some
+}
+
+func (t taken) len() int     { return len(t.returned) + len(t.fresh) }
+func (t taken) all() []int64 { return slices.Concat(t.returned, t.fresh) }
+
+// take locks up to wanted available units of the sale's units 1..last.
+func (s *shelf) take(ctx context.Context, tx *queries, sale uuid.UUID, wanted int, last int64) (t taken, err error) {
+	var at sql.RawBytes
+	lock := func(query string, args ...any) ([]int64, error) {
+		var units []int64
+		err := tx.each(ctx, func(rows *sql.Rows) error {
+			var unit int64
+			if err := rows.Scan(&unit, &at); err != nil {
+				return err
+			}
+			if len(units) == 0 { // the same in every row
+				var err error
+				if t.at, err = time.Parse("2006-01-02 15:04:05.000000", string(at)); err != nil {
+					return err
+				}
+			}
+			units = append(units, unit)
+			return nil
+		}, query, args...)
+		if err != nil {
+			return nil, fmt.Errorf("locking units: %w", err)
+		}
+		return units, nil
+	}
+	defer func() {
+		if t.len() == wanted {
+			s.line.missingSince = time.Time{}
+		}
+	}()
+	if t.returned, err = lock(ReturnedUnitsSQL, id(sale), wanted); err != nil || t.len() == wanted {
+		return t, err
+	}
+	if s.line.next == 0 {
+		if err := s.findStart(ctx, tx, sale); err != nil {
+			return t, err
+		}
+	}
+	// In slices: a line that was idle for long has many taken units to walk past, and must not do it in one go.
+	s.next = s.line.next
+	for range scans {
+		missing := wanted - t.len()
+		if missing == 0 || s.next > last {
+			break
+		}
+		end := min(s.next+scanRows, last+1)
+		found, err := lock(FreshUnitsSQL, id(sale), s.next, end, missing)
+		if err != nil {
+			return t, err
+		}
+		t.fresh = append(t.fresh, found...)
+		if len(found) == missing {
+			s.next = found[missing-1] + 1
+			break
+		}
+		s.next = end
+		if len(t.fresh) == 0 {
+			s.line.next = end // nothing is here, whatever becomes of this transaction
+		}
+	}
+	return t, nil
+}
+
+// findStart gives a new line the start of those before it. Fresh units left behind it, by a process that died, are
+// found by the rescan.
+func (s *shelf) findStart(ctx context.Context, tx *queries, sale uuid.UUID) error {
+	err := tx.row(ctx, "SELECT COALESCE(MAX(next_unit), 1) FROM flashsale_tally WHERE sale_id = ?", id(sale)).Scan(&s.line.next)
+	if err != nil {
+		return fmt.Errorf("reading where fresh units begin: %w", err)
+	}
+	return nil
+}
+
+// commit moves the line's start, when the transaction has committed.
+func (s *shelf) commit() {
+	if s.next > 0 {
+		s.line.next = s.next
+	}
+}
+
+// short gives the exact counts when fewer units were found than wanted. Units not loaded yet count as available: they are not
+// there, but not sold out either.
+func (s *shelf) short(ctx context.Context, tx *queries, sale uuid.UUID, found int) (Counts, error) {
+	snap, err := readSnapshot(ctx, tx, sale)
+	if err != nil {
+		return Counts{}, err
+	}
+	s.overdue = !snap.NextLapse.IsZero() && !snap.NextLapse.After(snap.Now)
+	s.lookBehind(snap, int64(found))
+	free := snap.Counts
+	free.Available += snap.Units - snap.Loaded
+	return free, nil
+}
+
+// lookBehind makes the line's next claim begin at the first unit again, when units have been available for a while that
+// it does not find: a rollback, or a process that died, left them behind its start. Before, they may just be locked.
+func (s *shelf) lookBehind(snap *Snapshot, found int64) {
+	switch {
+	case s.next <= snap.Loaded: // there is more to look at ahead
+	case snap.Available <= found:
+		s.line.missingSince = time.Time{}
+	case s.line.missingSince.IsZero():
+		s.line.missingSince = time.Now()
+	case time.Since(s.line.missingSince) > rescanAfter:
+		s.next, s.line.next, s.line.missingSince = 0, 1, time.Time{}
+	}
+}
+
+// give makes the reservations the owners of their units, which were taken, and says how many those are. had is how many of
+// the units' rows name their new owner already.
+func (t taken) give(ctx context.Context, tx *queries, sale uuid.UUID, owners []*Reservation, had int) (int64, error) {
+	owner := make(map[int64]*Reservation, t.len())
+	for _, r := range owners {
+		for _, u := range r.Units {
+			owner[u] = r
+		}
+	}
+	units := slices.Sorted(maps.Keys(owner))
+	n := len(units)
+	// INTERVAL finds the unit's place in a sorted list by bisection, and ELT the owner in that place.
+	list := newValues("")
+	for i, u := range units {
+		list.next(i).num(u)
+	}
+	v := newValues("UPDATE flashsale_unit SET reservation_id = ELT(INTERVAL(unit_no,").text(list.String()).text(")")
+	for _, u := range units {
+		v.comma().bytes(id(owner[u].ID))
+	}
+	v.text(") WHERE sale_id = ").bytes(id(sale)).text(" AND unit_no IN (").text(list.String()).text(")")
+	if err := tx.change(ctx, n-had, "giving units", v.String()); err != nil {
+		return 0, err
+	}
+	v = newValues("DELETE FROM flashsale_returned WHERE sale_id = ").bytes(id(sale)).text(" AND unit_no IN (")
+	back := 0
+	var err error
+	for _, u := range t.returned {
+		if owner[u] != nil {
+			v.next(back).num(u)
+			back++
+		}
+	}
+	if back > 0 {
+		err = tx.change(ctx, back, "taking returned units", v.text(")").String())
+	}
+	return int64(n), err
+}

@@ -1,0 +1,152 @@
+package inventory
+
+import (
+	"context"
+	"database/sql"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// WavesSQL finds holds that may have lapsed, in the order of the key it locks.
+const WavesSQL = `SELECT lapses_at, wave_id, reservation_ids FROM flashsale_wave
+	WHERE sale_id = ? AND lapses_at <= UTC_TIMESTAMP(6) ORDER BY lapses_at, wave_id LIMIT 16 FOR UPDATE SKIP LOCKED`
+
+// sweepUnits is how many units one transaction gives back, or those of one wave.
+const sweepUnits = 10_000
+
+// wave is a row of flashsale_wave.
+type wave struct {
+	lapsesAt time.Time
+	id       []byte
+	ids      []uuid.UUID
+}
+
+// Sweep gives back expired holds in one transaction: those of the oldest waves, about limit of them, fewer when they have
+// many units. It says how many it did: when it was not 0, there may be more. Any number of sweepers may run; a hold that
+// is being confirmed is left for the next time.
+func (s *Store) Sweep(ctx context.Context, sale uuid.UUID, line string, limit int) (int, error) {
+	var expired []*Reservation
+	err := s.settle(ctx, "sweep", func(tx *queries) error {
+		expired = nil
+		waves, err := takeWaves(ctx, tx, sale, limit)
+		if err != nil || len(waves) == 0 {
+			return err
+		}
+		var left []uuid.UUID
+		if expired, left, err = lockLapsed(ctx, tx, sale, waves); err != nil {
+			return err
+		}
+		if err := dropWaves(ctx, tx, sale, waves, left); err != nil || len(expired) == 0 {
+			return err
+		}
+		v := newValues("UPDATE flashsale_reservation SET state = 4, changed_at = UTC_TIMESTAMP(6) WHERE sale_id = ").
+			bytes(id(sale)).text(" AND state = 1 AND expires_at <= UTC_TIMESTAMP(6) AND reservation_id IN (")
+		for i, r := range expired {
+			v.next(i).bytes(id(r.ID))
+		}
+		if err := tx.change(ctx, len(expired), "ending holds", v.text(")").String()); err != nil {
+			return err
+		}
+		return giveBack(ctx, tx, sale, line, eventExpired, Held, expired)
+	})
+	if err != nil {
+		return 0, err
+	}
+	return len(expired), nil
+}
+
+// takeWaves locks the oldest waves, until they have limit holds.
+func takeWaves(ctx context.Context, tx *queries, sale uuid.UUID, limit int) ([]wave, error) {
+	var waves []wave
+	holds := 0
+	err := tx.each(ctx, func(rows *sql.Rows) error {
+		var w wave
+		var ids []byte
+		if err := rows.Scan(&w.lapsesAt, &w.id, &ids); err != nil {
+			return err
+		}
+		if holds < limit {
+			w.ids = splitIDs(ids)
+			holds += len(w.ids)
+			waves = append(waves, w)
+		}
+		return nil
+	}, WavesSQL, id(sale))
+	if err != nil {
+		return nil, fmt.Errorf("finding lapsed holds: %w", err)
+	}
+	return waves, nil
+}
+
+// lockLapsed locks the holds of the waves that are live still; left are those it could not.
+func lockLapsed(ctx context.Context, tx *queries, sale uuid.UUID, waves []wave) (lapsed []*Reservation, left []uuid.UUID, err error) {
+	v, n := newValues(""), 0
+	for _, w := range waves {
+		for _, rid := range w.ids {
+			v.next(n).bytes(id(rid))
+			n++
+		}
+	}
+	where := " FROM flashsale_reservation WHERE sale_id = 0x" + hex.EncodeToString(id(sale)) + " AND state = 1 AND reservation_id IN (" + v.String() + ")"
+	locked := make(map[uuid.UUID]bool, n)
+	units := 0
+	err = tx.each(ctx, func(rows *sql.Rows) error {
+		r := &Reservation{}
+		var rid []byte
+		var list string
+		if err := rows.Scan(&rid, &r.Quantity, &list); err != nil {
+			return err
+		}
+		r.ID = uuid.UUID(rid)
+		if units += r.Quantity; units > sweepUnits && len(lapsed) > 0 {
+			return nil
+		}
+		locked[r.ID] = true
+		lapsed = append(lapsed, r)
+		var err error
+		r.Units, err = splitUnits(list)
+		return err
+	}, "SELECT reservation_id, quantity, unit_nos"+where+" ORDER BY reservation_id FOR UPDATE SKIP LOCKED")
+	if err == nil && len(lapsed) < n { // some ended before; some may be locked
+		err = tx.each(ctx, func(rows *sql.Rows) error {
+			var rid []byte
+			if err := rows.Scan(&rid); err != nil {
+				return err
+			}
+			if !locked[uuid.UUID(rid)] {
+				left = append(left, uuid.UUID(rid))
+			}
+			return nil
+		}, "SELECT reservation_id"+where)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("locking lapsed holds: %w", err)
+	}
+	return lapsed, left, nil
+}
+
+// dropWaves deletes waves, but keeps what is left of them.
+func dropWaves(ctx context.Context, tx *queries, sale uuid.UUID, waves []wave, left []uuid.UUID) error {
+	for _, w := range waves {
+		var rest []byte
+		for _, rid := range left {
+			if slices.Contains(w.ids, rid) {
+				rest = append(rest, rid[:]...)
+			}
+		}
+		var err error
+		if len(rest) > 0 {
+			_, err = tx.run(ctx, "UPDATE flashsale_wave SET reservation_ids = ? WHERE sale_id = ? AND lapses_at = ? AND wave_id = ?", rest, id(sale), w.lapsesAt, w.id)
+		} else {
+			err = tx.change(ctx, 1, "ending a wave", "DELETE FROM flashsale_wave WHERE sale_id = ? AND lapses_at = ? AND wave_id = ?", id(sale), w.lapsesAt, w.id)
+		}
+		if err != nil {
+			return fmt.Errorf("ending a wave: %w", err)
+		}
+	}
+	return nil
+}

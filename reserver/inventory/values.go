@@ -1,0 +1,45 @@
+package inventory
+
+import (
+	"encoding/hex"
+	"strconv"
+	"time"
+)
+
+// values writes a statement with its values in it. Statements over hundreds of rows are written so: as arguments, each
+// value would cost the client more than the server spends on its row. Bytes are written as hexadecimal literals, so
+// that nothing a buyer sends can end a literal.
+type values struct{ b []byte }
+
+func newValues(begin string) *values { return &values{append(make([]byte, 0, 4096), begin...)} }
+
+// text adds a part of the statement.
+func (v *values) text(s string) *values { v.b = append(v.b, s...); return v }
+
+func (v *values) bytes(b []byte) *values {
+	if len(b) == 0 {
+		return v.text("''")
+	}
+	v.b = hex.AppendEncode(append(v.b, '0', 'x'), b)
+	return v
+}
+
+func (v *values) num(n int64) *values { v.b = strconv.AppendInt(v.b, n, 10); return v }
+
+func (v *values) time(t time.Time) *values {
+	v.b = t.UTC().AppendFormat(v.b, "'2006-01-02 15:04:05.000000'")
+	return v
+}
+
+// comma separates fields.
+func (v *values) comma() *values { v.b = append(v.b, ','); return v }
+
+// next begins the i-th element of a list.
+func (v *values) next(i int) *values {
+	if i > 0 {
+		v.comma()
+	}
+	return v
+}
+
+func (v *values) String() string { return string(v.b) }

@@ -379,3 +379,47 @@ func click(t testing.TB, server *httptest.Server, buyer string) string {
 	}
 	return fmt.Sprint(answer.StatusCode)
 }
+
+// One call reserved the same item on two lines, each was checked alone, and the stock went below zero.
+func TestCase001(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(3).MaxPerBuyer(4).In(t, store)
+	server := pod(t, store, sale)
+	for _, body := range []string{`{"lines":[{"quantity":2},{"quantity":2}]}`, `[{"quantity":2},{"quantity":2}]`, `{"quantity":2}{"quantity":2}`} {
+		wantKind(t, call(t, server, "POST", "/v1/reservations", "ann", body), "422 invalid")
+	}
+	wantKind(t, call(t, server, "POST", "/v1/reservations", "ann", `{"quantity":4}`), "409 sold-out")
+	if report := testmysql.Audit(t, store, sale.ID); report.Available != 3 {
+		t.Errorf("units moved: %+v", report.Counts)
+	}
+}
+
+// All units were reserved, and the page still said "in stock".
+func TestCase025(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(5).MaxPerBuyer(5).In(t, store)
+	server := pod(t, store, sale)
+	held := call(t, server, "POST", "/v1/reservations", "ann", `{"quantity":5}`)
+	wantKind(t, held, "201 HELD")
+	var stock response
+	testmysql.Eventually(t, "the stock says that all is held", func() bool {
+		stock = call(t, server, "GET", "/v1/stock", "", "")
+		return stock.body["phase"] == "all-held"
+	})
+	if stock.body["available"] != 0.0 || stock.body["held"] != 5.0 || stock.body["nextExpiry"] != held.body["expiresAt"] {
+		t.Errorf("the stock is %v, want nothing available, 5 held until %v", stock.body, held.body["expiresAt"])
+	}
+}
+
+// Part of an order was cancelled, and nothing came back. Here a reservation is confirmed as a whole or not at all.
+func TestCase052(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(5).MaxPerBuyer(5).In(t, store)
+	server := pod(t, store, sale)
+	path := call(t, server, "POST", "/v1/reservations", "ann", `{"quantity":5}`).header.Get("Location")
+	wantKind(t, call(t, server, "POST", path+"/confirm", "", `{"paymentId":"pay","quantity":3}`), "422 invalid")
+	wantKind(t, call(t, server, "DELETE", path, "ann", ""), "200 RELEASED")
+	if report := testmysql.Audit(t, store, sale.ID); report.Available != 5 {
+		t.Errorf("counts %+v", report.Counts)
+	}
+}

@@ -51,6 +51,53 @@ func Config(t testing.TB) *mysql.Config {
 	return cfg
 }
 
+// MariaDB says whether the server is one.
+func MariaDB(t testing.TB) bool {
+	t.Helper()
+	var version string
+	if err := Admin(t).QueryRowContext(context.Background(), "SELECT VERSION()").Scan(&version); err != nil {
+		t.Fatal(err)
+	}
+	return strings.Contains(version, "MariaDB")
+}
+
+// Running gives the connection of the test's database that runs a statement beginning so, or 0.
+func Running(t testing.TB, store *inventory.Store, statement string) (connection int64) {
+	t.Helper()
+	var database string
+	if err := store.DB().QueryRowContext(context.Background(), "SELECT DATABASE()").Scan(&database); err != nil {
+		t.Fatal(err)
+	}
+	rows, err := store.DB().QueryContext(context.Background(), "SHOW FULL PROCESSLIST")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = rows.Close() }()
+	columns, err := rows.Columns() // MariaDB has one more
+	if err != nil {
+		t.Fatal(err)
+	}
+	for rows.Next() {
+		var id int64
+		var db, info sql.NullString
+		into := make([]any, len(columns))
+		for i := range into {
+			into[i] = new(sql.RawBytes)
+		}
+		into[0], into[3], into[7] = &id, &db, &info
+		if err := rows.Scan(into...); err != nil {
+			t.Fatal(err)
+		}
+		if db.String == database && strings.HasPrefix(info.String, statement) {
+			connection = id
+		}
+	}
+	if err := rows.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return connection
+}
+
 // Admin connects to the server without a database.
 func Admin(t testing.TB) *sql.DB {
 	t.Helper()

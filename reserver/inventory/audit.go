@@ -89,12 +89,12 @@ var auditChecks = []struct{ id, claim, query string }{
 		JOIN flashsale_sale s ON s.sale_id = r.sale_id
 		WHERE r.sale_id = ? AND (r.state IN (2, 6) OR r.state = 1 AND r.expires_at > NOW_OF_SNAPSHOT) GROUP BY r.buyer, s.highest_limit
 		HAVING SUM(r.quantity) > s.highest_limit OR SUM(r.state = 1) > 1 LIMIT 10`},
-	{"I6", "what is kept of each buyer equals his reservations", `
-		SELECT CONCAT('buyer ', HEX(b.buyer), ' is said to have bought ', b.sold, ' and to hold ', COALESCE(HEX(IF(b.expires_at > NOW_OF_SNAPSHOT, NULLIF(b.reservation_id, 0x00000000000000000000000000000000), NULL)), 'nothing'),
-			', reservations say ', COALESCE(r.sold, 0), ' and ', COALESCE(HEX(r.live), 'nothing')) FROM flashsale_buyer b
-		LEFT JOIN (SELECT buyer, SUM(IF(state IN (2, 6), quantity, 0)) AS sold, MAX(IF(state = 1 AND expires_at > NOW_OF_SNAPSHOT, reservation_id, NULL)) AS live
-			FROM flashsale_reservation WHERE sale_id = ? GROUP BY buyer) r ON r.buyer = b.buyer
-		WHERE b.sale_id = ? AND (b.sold <> COALESCE(r.sold, 0) OR NOT IF(b.expires_at > NOW_OF_SNAPSHOT, NULLIF(b.reservation_id, 0x00000000000000000000000000000000), NULL) <=> r.live) LIMIT 10`},
+	{"I6", "each buyer has one newest reservation, and it tells how many others there are and what they bought", `
+		SELECT CONCAT('buyer ', HEX(buyer), ' has ', n, ' reservations, ', newest, ' of them newest, said to come after ', COALESCE(earlier, 'none'), '; the others bought ', others, ', said ', COALESCE(bought, 'nothing'))
+		FROM (SELECT buyer, COUNT(*) AS n, SUM(superseded = 0) AS newest, SUM(IF(superseded > 0 AND state IN (2, 6), quantity, 0)) AS others,
+			MAX(IF(superseded = 0, bought, NULL)) AS bought, MAX(IF(superseded = 0, earlier, NULL)) AS earlier
+			FROM flashsale_reservation WHERE sale_id = ? GROUP BY buyer) b
+		WHERE newest <> 1 OR earlier <> n - 1 OR bought <> others LIMIT 10`},
 	{"I8", "the running counts equal the rows", countsDiffer},
 	{"I9", "no reservation was granted before the start or at or after the end", `
 		SELECT CONCAT('reservation ', HEX(r.reservation_id), ' granted at ', r.granted_at) FROM flashsale_reservation r JOIN flashsale_sale s ON s.sale_id = r.sale_id

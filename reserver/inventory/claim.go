@@ -235,11 +235,12 @@ func readWindow(ctx context.Context, tx *queries, sale uuid.UUID) (*Snapshot, er
 	return w, nil
 }
 
-// buyer is a row of flashsale_buyer.
+// buyer is what a buyer has, as the newest of his reservations tells.
 type buyer struct {
-	exists bool
-	sold   int
-	live   *Reservation // held, and not past its time
+	newest  uuid.UUID // zero for a buyer without any
+	earlier int       // reservations before that one
+	sold    int
+	live    *Reservation // the newest, while held and not past its time
 }
 
 // has is how many units count against the buyer's limit.
@@ -269,8 +270,8 @@ func (c *claim) readBuyers(ctx context.Context, q *queries, lock string) (err er
 func readBuyers(ctx context.Context, q *queries, sale uuid.UUID, names []string, lock string) (map[string]*buyer, error) {
 	slices.Sort(names) // one order of locks for all batches
 	names = slices.Compact(names)
-	v := newValues("SELECT buyer, quantity, sold, reservation_id, granted_at, expires_at, UTC_TIMESTAMP(6) FROM flashsale_buyer WHERE sale_id = ").
-		bytes(id(sale)).text(" AND buyer IN (")
+	v := newValues("SELECT buyer, reservation_id, earlier, bought, quantity, state, granted_at, expires_at, UTC_TIMESTAMP(6) FROM flashsale_reservation FORCE INDEX (buyer) WHERE sale_id = ").
+		bytes(id(sale)).text(" AND superseded = 0 AND buyer IN (")
 	buyers := make(map[string]*buyer, len(names))
 	for i, n := range names {
 		v.next(i).bytes([]byte(n))
@@ -278,15 +279,20 @@ func readBuyers(ctx context.Context, q *queries, sale uuid.UUID, names []string,
 	}
 	err := q.each(ctx, func(rows *sql.Rows) error {
 		var name, rid []byte
-		var quantity, sold int
-		var granted, expires, now time.Time
-		if err := rows.Scan(&name, &quantity, &sold, &rid, &granted, &expires, &now); err != nil {
+		var now time.Time
+		var r Reservation
+		var earlier, bought int
+		if err := rows.Scan(&name, &rid, &earlier, &bought, &r.Quantity, &r.State, &r.GrantedAt, &r.ExpiresAt, &now); err != nil {
 			return err
 		}
-		b := buyers[string(name)]
-		b.exists, b.sold = true, sold
-		if uuid.UUID(rid) != uuid.Nil && expires.After(now) {
-			b.live = &Reservation{ID: uuid.UUID(rid), Buyer: string(name), Quantity: quantity, State: Held, GrantedAt: granted, ExpiresAt: expires}
+		r.ID, r.Buyer = uuid.UUID(rid), string(name)
+		b := buyers[r.Buyer]
+		b.newest, b.earlier, b.sold = r.ID, earlier, bought
+		switch {
+		case r.State == Confirmed || r.State == RefundedKept:
+			b.sold += r.Quantity
+		case r.State == Held && r.ExpiresAt.After(now):
+			b.live = &r
 		}
 		return nil
 	}, v.text(") ORDER BY buyer").text(lock).String())
@@ -444,8 +450,7 @@ func (c *claim) writeKeys(ctx context.Context, tx *queries) error {
 
 // write moves the granted units and records who has them.
 func (c *claim) write(ctx context.Context, tx *queries, granted []*Reservation, units taken) error {
-	sale := id(c.sale)
-	if err := c.writeBuyers(ctx, tx, granted); err != nil {
+	if err := c.writeReservations(ctx, tx, granted); err != nil {
 		return err
 	}
 	n, err := units.give(ctx, tx, c.sale, granted, 0)
@@ -453,17 +458,8 @@ func (c *claim) write(ctx context.Context, tx *queries, granted []*Reservation, 
 		return err
 	}
 	// They were granted together, and lapse together.
-	at, lapse := newValues("").time(granted[0].GrantedAt).String(), newValues("").time(granted[0].ExpiresAt).String()
-	v := newValues("INSERT INTO flashsale_reservation (sale_id, reservation_id, buyer, quantity, unit_nos, state, granted_at, expires_at, changed_at) VALUES ")
-	for i, r := range granted {
-		v.next(i).text("(").bytes(sale).comma().bytes(id(r.ID)).comma().bytes([]byte(r.Buyer)).comma().num(int64(r.Quantity)).
-			text(",'").text(joinUnits(r.Units)).text("',1,").text(at).comma().text(lapse).comma().text(at).text(")")
-	}
-	if err := tx.change(ctx, len(granted), "recording reservations", v.String()); err != nil {
-		return err
-	}
-	v = newValues("INSERT INTO flashsale_wave (sale_id, lapses_at, wave_id, reservation_ids) VALUES (").
-		bytes(sale).comma().text(lapse).comma().bytes(id(uuid.Must(uuid.NewV7()))).comma().bytes(joinIDs(granted)).text(")")
+	v := newValues("INSERT INTO flashsale_wave (sale_id, lapses_at, wave_id, reservation_ids) VALUES (").
+		bytes(id(c.sale)).comma().time(granted[0].ExpiresAt).comma().bytes(id(uuid.Must(uuid.NewV7()))).comma().bytes(joinIDs(granted)).text(")")
 	if err := tx.change(ctx, 1, "recording when they lapse", v.String()); err != nil {
 		return err
 	}
@@ -473,34 +469,31 @@ func (c *claim) write(ctx context.Context, tx *queries, granted []*Reservation, 
 	return tally(ctx, tx, c.sale, c.shelf.line.name, Counts{Available: -n, Held: n}, c.shelf.next)
 }
 
-// writeBuyers records the holds of buyers. New buyers are inserted plainly: a duplicate key means that another pod served
-// the buyer first, and the attempt starts again. Sorted, so that two batches with common buyers wait for, and do not
+// writeReservations records the reservations as the newest of their buyers. When another pod served a new buyer first, that
+// is a duplicate key, and the attempt starts again. Sorted, so that two batches with common buyers wait for, and do not
 // deadlock with, each other.
-func (c *claim) writeBuyers(ctx context.Context, tx *queries, granted []*Reservation) error {
-	const columns = "INSERT INTO flashsale_buyer (sale_id, buyer, quantity, reservation_id, granted_at, expires_at) VALUES "
-	sorted := slices.SortedFunc(slices.Values(granted), func(a, b *Reservation) int { return cmp.Compare(a.Buyer, b.Buyer) })
-	known, fresh := newValues(columns), newValues(columns)
-	nKnown, nFresh := 0, 0
-	times := newValues(",").time(granted[0].GrantedAt).comma().time(granted[0].ExpiresAt).text(")").String()
-	for _, r := range sorted {
-		v, n := fresh, &nFresh
-		if c.buyers[r.Buyer].exists {
-			v, n = known, &nKnown
+func (c *claim) writeReservations(ctx context.Context, tx *queries, granted []*Reservation) error {
+	old, n := newValues("UPDATE flashsale_reservation SET superseded = earlier + 1 WHERE sale_id = ").bytes(id(c.sale)).text(" AND superseded = 0 AND reservation_id IN ("), 0
+	v := newValues(`INSERT INTO flashsale_reservation
+		(sale_id, reservation_id, buyer, earlier, bought, quantity, unit_nos, state, granted_at, expires_at, changed_at) VALUES `)
+	at, lapse := newValues("").time(granted[0].GrantedAt).String(), newValues("").time(granted[0].ExpiresAt).String()
+	for i, r := range slices.SortedFunc(slices.Values(granted), func(a, b *Reservation) int { return cmp.Compare(a.Buyer, b.Buyer) }) {
+		b := c.buyers[r.Buyer]
+		earlier := 0
+		if b.newest != uuid.Nil {
+			earlier = b.earlier + 1
+			old.next(n).bytes(id(b.newest))
+			n++
 		}
-		v.next(*n).text("(").bytes(id(c.sale)).comma().bytes([]byte(r.Buyer)).comma().num(int64(r.Quantity)).comma().bytes(id(r.ID)).text(times)
-		*n++
+		v.next(i).text("(").bytes(id(c.sale)).comma().bytes(id(r.ID)).comma().bytes([]byte(r.Buyer)).comma().num(int64(earlier)).comma().num(int64(b.sold)).
+			comma().num(int64(r.Quantity)).text(",'").text(joinUnits(r.Units)).text("',1,").text(at).comma().text(lapse).comma().text(at).text(")")
 	}
-	if nKnown > 0 { // their rows are locked; MySQL counts an updated row as two
-		known.text(` ON DUPLICATE KEY UPDATE quantity = VALUES(quantity), reservation_id = VALUES(reservation_id),
-			granted_at = VALUES(granted_at), expires_at = VALUES(expires_at)`)
-		if err := tx.change(ctx, 2*nKnown, "recording the buyers' holds", known.String()); err != nil {
+	if n > 0 {
+		if err := tx.change(ctx, n, "superseding reservations", old.text(")").String()); err != nil {
 			return err
 		}
 	}
-	if nFresh > 0 {
-		return tx.change(ctx, nFresh, "recording buyers", fresh.String())
-	}
-	return nil
+	return tx.change(ctx, len(granted), "recording reservations", v.String())
 }
 
 // lookUp finds out whether a commit whose connection broke took effect. The locking read waits for the transaction's

@@ -1,12 +1,10 @@
 package inventory
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -101,10 +99,8 @@ func (c *confirmation) run(ctx context.Context, tx *queries) error {
 	if len(confirmed) == 0 {
 		return nil
 	}
-	if err := creditBuyers(ctx, tx, c.sale, confirmed); err != nil {
-		return err
-	}
-	// The clock is asked again here, after all locks were waited for.
+	// The clock is asked again here, after all locks were waited for. No claim of these buyers is granted before the commit: it
+	// would lock their newest reservations, which these are while they live.
 	v, units := newValues("UPDATE flashsale_reservation SET state = 2, changed_at = UTC_TIMESTAMP(6) WHERE sale_id = ").
 		bytes(id(c.sale)).text(" AND state = 1 AND expires_at > UTC_TIMESTAMP(6) AND reservation_id IN ("), int64(0)
 	for i, r := range confirmed {
@@ -206,20 +202,6 @@ func due(p Payment, r *stored, reason string) *Reservation {
 	return d
 }
 
-// creditBuyers moves live holds to what their buyers have bought. It locks the buyers' rows, so that no claim of theirs
-// is granted between the last look at the clock and the commit.
-func creditBuyers(ctx context.Context, tx *queries, sale uuid.UUID, confirmed []*Reservation) error {
-	v := newValues("INSERT INTO flashsale_buyer (sale_id, buyer, sold, reservation_id, quantity, granted_at, expires_at) VALUES ")
-	for i, r := range slices.SortedFunc(slices.Values(confirmed), func(a, b *Reservation) int { return cmp.Compare(a.Buyer, b.Buyer) }) {
-		v.next(i).text("(").bytes(id(sale)).comma().bytes([]byte(r.Buyer)).comma().num(int64(r.Quantity)).comma().bytes(id(r.ID)).
-			text(",0,'2000-01-01','2000-01-01')")
-	}
-	// Every row is there. Assigned from left to right, so reservation_id comes last; an updated row counts as two.
-	return tx.change(ctx, 2*len(confirmed), "crediting buyers", v.text(` ON DUPLICATE KEY UPDATE
-		sold = IF(reservation_id = VALUES(reservation_id), sold + VALUES(sold), sold),
-		reservation_id = IF(reservation_id = VALUES(reservation_id), 0x00000000000000000000000000000000, reservation_id)`).String())
-}
-
 // writeLedger records payments that sold reservations. A payment that comes in twice at once passes the look-up twice; the
 // keys let one in, and the other runs again.
 func writeLedger(ctx context.Context, tx *queries, sale uuid.UUID, sold []*Reservation, paid []Payment) error {
@@ -304,9 +286,7 @@ func (l *late) run(ctx context.Context, tx *queries) error {
 			return err
 		}
 	}
-	err = tx.change(ctx, 1, "crediting the buyer", `UPDATE flashsale_buyer SET sold = sold + ?, reservation_id = IF(reservation_id = ?, 0x00000000000000000000000000000000, reservation_id)
-		WHERE sale_id = ? AND buyer = ?`, r.Quantity, id(r.ID), id(l.sale), []byte(r.Buyer))
-	if err != nil {
+	if err := addBought(ctx, tx, l.sale, r, r.Quantity); err != nil {
 		return err
 	}
 	err = tx.change(ctx, 1, "confirming the reservation", `UPDATE flashsale_reservation SET state = 2, changed_at = UTC_TIMESTAMP(6), unit_nos = ?
@@ -323,6 +303,16 @@ func (l *late) run(ctx context.Context, tx *queries) error {
 		return err
 	}
 	return tally(ctx, tx, l.sale, l.shelf.line.name, change, l.shelf.next)
+}
+
+// addBought keeps the newest reservation of the buyer telling what he bought with the others, of which r is one unless it
+// is the newest itself.
+func addBought(ctx context.Context, tx *queries, sale uuid.UUID, r *stored, units int) error {
+	if r.superseded == 0 {
+		return nil
+	}
+	return tx.change(ctx, 1, "crediting the buyer", "UPDATE flashsale_reservation SET bought = bought + ? WHERE sale_id = ? AND buyer = ? AND superseded = 0",
+		units, id(sale), []byte(r.Buyer))
 }
 
 // reclaim locks units for a reservation that has lapsed, or says why there are none for it. One that no sweeper has met yet

@@ -138,6 +138,7 @@ func TestClaimScansAreServedByTheirIndex(t *testing.T) {
 		name, query, index string
 		args               []any
 	}{
+		{"buyers", "SELECT reservation_id FROM flashsale_reservation FORCE INDEX (buyer) WHERE sale_id = ? AND superseded = 0 AND buyer IN (?, ?) ORDER BY buyer FOR UPDATE", "buyer", []any{key, "buyer-1", "nobody"}},
 		{"fresh units", inventory.FreshUnitsSQL, "PRIMARY", []any{key, 1, 5001, 64}},
 		{"returned units", inventory.ReturnedUnitsSQL, "PRIMARY", []any{key, 64}},
 		{"sweep", inventory.WavesSQL, "PRIMARY", []any{key}},
@@ -662,11 +663,11 @@ func TestAuditFindsBrokenRows(t *testing.T) {
 		{"hold outlives its time", "UPDATE flashsale_reservation SET expires_at = expires_at - INTERVAL 1 HOUR WHERE state = 1", "I4"},
 		{"hold that cannot lapse", "DELETE FROM flashsale_wave", "I4"},
 		{"ledger row of nobody", "INSERT INTO flashsale_ledger (sale_id, payment_id, reservation_id, buyer, quantity, recorded_at) SELECT sale_id, 'x', 0x11111111111111111111111111111111, 'x', 1, UTC_TIMESTAMP(6) FROM flashsale_sale", "I5"},
-		{"two live reservations", "UPDATE flashsale_reservation SET buyer = 'c' WHERE state <> 1; UPDATE flashsale_reservation SET state = 1 WHERE state = 3", "I6"},
-		{"buyer's hold forgotten", "UPDATE flashsale_buyer SET reservation_id = 0x00000000000000000000000000000000", "I6"},
+		{"two live reservations", "UPDATE flashsale_reservation SET buyer = 'c', superseded = state WHERE state <> 1; UPDATE flashsale_reservation SET state = 1 WHERE state = 3", "I6"},
+		{"newest reservation lost", "UPDATE flashsale_reservation SET superseded = 1 WHERE state = 1", "I6"},
 		{"ledger row missing", "DELETE FROM flashsale_ledger", "I5"},
 		{"limit exceeded", "UPDATE flashsale_sale SET highest_limit = 0", "I6"},
-		{"buyer's counts off", "UPDATE flashsale_buyer SET sold = sold + 1", "I6"},
+		{"buyer's counts off", "UPDATE flashsale_reservation SET bought = bought + 1", "I6"},
 		{"counter corrupted", "UPDATE flashsale_tally SET held = held + 1 LIMIT 1", "I8"},
 		{"granted before the start", "UPDATE flashsale_sale SET starts_at = starts_at + INTERVAL 1 DAY", "I9"},
 		{"granted at the end", "UPDATE flashsale_sale SET ends_at = (SELECT MIN(granted_at) FROM flashsale_reservation)", "I9"},

@@ -36,13 +36,14 @@ func (s *Store) Reservation(ctx context.Context, sale, reservation uuid.UUID) (*
 // stored is a reservation's row.
 type stored struct {
 	Reservation
-	lapsed bool // expires_at has come
+	superseded int
+	lapsed     bool // expires_at has come
 }
 
 // readReservations reads the rows of reservations in the order of their key, with lock appended; those that do not exist are
 // missing in the answer.
 func readReservations(ctx context.Context, q *queries, sale uuid.UUID, ids []uuid.UUID, lock string) (map[uuid.UUID]*stored, error) {
-	v := newValues(`SELECT reservation_id, buyer, quantity, unit_nos, state, granted_at, expires_at, expires_at <= UTC_TIMESTAMP(6)
+	v := newValues(`SELECT reservation_id, buyer, superseded, quantity, unit_nos, state, granted_at, expires_at, expires_at <= UTC_TIMESTAMP(6)
 		FROM flashsale_reservation WHERE sale_id = `).bytes(id(sale)).text(" AND reservation_id IN (")
 	for i, rid := range ids {
 		v.next(i).bytes(id(rid))
@@ -52,7 +53,7 @@ func readReservations(ctx context.Context, q *queries, sale uuid.UUID, ids []uui
 		r := &stored{}
 		var rid, buyer []byte
 		var units string
-		if err := rows.Scan(&rid, &buyer, &r.Quantity, &units, &r.State, &r.GrantedAt, &r.ExpiresAt, &r.lapsed); err != nil {
+		if err := rows.Scan(&rid, &buyer, &r.superseded, &r.Quantity, &units, &r.State, &r.GrantedAt, &r.ExpiresAt, &r.lapsed); err != nil {
 			return err
 		}
 		r.ID, r.Buyer = uuid.UUID(rid), string(buyer)
@@ -79,8 +80,8 @@ func (s *Store) settle(ctx context.Context, caller string, f func(tx *queries) e
 	}
 }
 
-// lockReservation reads one and locks its row. Every change of a reservation begins so, and then locks its buyer, its
-// units and a tally, in this order.
+// lockReservation reads one and locks its row. Every change of a reservation begins so, and then locks its units and a
+// tally, in this order.
 func lockReservation(ctx context.Context, tx *queries, sale, reservation uuid.UUID) (*stored, error) {
 	found, err := readReservations(ctx, tx, sale, []uuid.UUID{reservation}, " FOR UPDATE")
 	if err != nil {
@@ -105,12 +106,6 @@ func (s *Store) Release(ctx context.Context, sale, reservation uuid.UUID, line s
 			return ErrConfirmed
 		case Released, Expired:
 			return nil
-		}
-		// A buyer whose hold has lapsed may hold another by now.
-		_, err = tx.run(ctx, "UPDATE flashsale_buyer SET reservation_id = 0x00000000000000000000000000000000 WHERE sale_id = ? AND buyer = ? AND reservation_id = ?",
-			id(sale), []byte(r.Buyer), id(r.ID))
-		if err != nil {
-			return fmt.Errorf("freeing the buyer: %w", err)
 		}
 		err = tx.change(ctx, 1, "releasing the reservation", `UPDATE flashsale_reservation SET state = ?, changed_at = UTC_TIMESTAMP(6)
 			WHERE sale_id = ? AND reservation_id = ? AND state = ?`, Released, id(sale), id(r.ID), Held)
@@ -150,9 +145,7 @@ func (s *Store) Refund(ctx context.Context, sale, reservation uuid.UUID, line st
 		r.State = RefundedKept
 		if restock {
 			r.State = Refunded
-			err := tx.change(ctx, 1, "freeing the buyer", "UPDATE flashsale_buyer SET sold = sold - ? WHERE sale_id = ? AND buyer = ? AND sold >= ?",
-				r.Quantity, id(sale), []byte(r.Buyer), r.Quantity)
-			if err != nil {
+			if err := addBought(ctx, tx, sale, r, -r.Quantity); err != nil {
 				return err
 			}
 		}

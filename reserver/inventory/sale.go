@@ -223,7 +223,7 @@ func (s *Store) Sales(ctx context.Context) ([]uuid.UUID, error) {
 
 // saleTables are the tables whose rows belong to one sale, in the order Purge empties them: the sale's own row last,
 // so that a purge that was interrupted is found again.
-var saleTables = []string{"flashsale_unit", "flashsale_returned", "flashsale_reservation", "flashsale_wave", "flashsale_buyer", "flashsale_key",
+var saleTables = []string{"flashsale_unit", "flashsale_returned", "flashsale_reservation", "flashsale_wave", "flashsale_key",
 	"flashsale_ledger", "flashsale_outbox", "flashsale_tally", "flashsale_sale"}
 
 // Purge deletes every row of the sale, the ledger included, in transactions of 5,000, until none is left or the context

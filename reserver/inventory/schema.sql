@@ -39,19 +39,25 @@ CREATE TABLE IF NOT EXISTS flashsale_returned (
   PRIMARY KEY (sale_id, unit_no)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
 
--- One row per reservation. Nothing but its primary key is indexed, and all that changes has a fixed size: ending one updates
--- its row in place.
+-- One row per reservation. What changes when one ends has a fixed size and no index: its row is updated in place.
+-- The unique key makes one live reservation per buyer and the limit hold across pods: a claim locks the buyer's newest
+-- reservation, or, when there is none, meets a duplicate key if another pod was faster. The reservation counts until
+-- expires_at, whether or not a sweeper came by.
 CREATE TABLE IF NOT EXISTS flashsale_reservation (
   sale_id        BINARY(16)       NOT NULL,
   reservation_id BINARY(16)       NOT NULL COMMENT 'UUID version 7, made by the client',
   buyer          VARBINARY(128)   NOT NULL COMMENT 'compared byte by byte',
+  superseded     INT UNSIGNED     NOT NULL DEFAULT 0 COMMENT '0 for the newest of its buyer; the others are numbered from 1',
+  earlier        INT UNSIGNED     NOT NULL COMMENT 'how many reservations the buyer had before',
+  bought         INT UNSIGNED     NOT NULL COMMENT 'kept of the newest: units that the buyer bought with the others',
   quantity       INT UNSIGNED     NOT NULL,
   unit_nos       VARCHAR(9000) CHARACTER SET ascii NOT NULL COMMENT 'the units, comma separated',
   state          TINYINT UNSIGNED NOT NULL COMMENT '1 held, 2 confirmed, 3 released, 4 expired, 5 refunded with its units given back, 6 refunded without',
   granted_at     DATETIME(6)      NOT NULL,
   expires_at     DATETIME(6)      NOT NULL,
   changed_at     DATETIME(6)      NOT NULL COMMENT 'when the state became what it is',
-  PRIMARY KEY (sale_id, reservation_id)
+  PRIMARY KEY (sale_id, reservation_id),
+  UNIQUE KEY buyer (sale_id, buyer, superseded)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
 
 -- Holds that were granted together lapse together: one row for all of a transaction. It is where sweepers look, instead of
@@ -63,19 +69,6 @@ CREATE TABLE IF NOT EXISTS flashsale_wave (
   wave_id         BINARY(16)  NOT NULL,
   reservation_ids MEDIUMBLOB  NOT NULL COMMENT '16 bytes each',
   PRIMARY KEY (sale_id, lapses_at, wave_id)
-) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
-
--- One row per buyer who ever held: what makes one live reservation per buyer and the limit hold across pods. The
--- reservation counts until expires_at, whether or not a sweeper came by; so sweeping leaves this row alone.
-CREATE TABLE IF NOT EXISTS flashsale_buyer (
-  sale_id        BINARY(16)     NOT NULL,
-  buyer          VARBINARY(128) NOT NULL,
-  sold           INT UNSIGNED   NOT NULL DEFAULT 0,
-  reservation_id BINARY(16)     NOT NULL COMMENT 'the reservation held last; zero once it is confirmed or released',
-  quantity       INT UNSIGNED   NOT NULL COMMENT 'of that reservation',
-  granted_at     DATETIME(6)    NOT NULL,
-  expires_at     DATETIME(6)    NOT NULL,
-  PRIMARY KEY (sale_id, buyer)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
 
 -- Idempotency keys of requests that were given a reservation.

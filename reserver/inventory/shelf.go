@@ -155,16 +155,22 @@ func (t taken) give(ctx context.Context, tx *queries, sale uuid.UUID, owners []*
 	}
 	units := slices.Sorted(maps.Keys(owner))
 	n := len(units)
-	// INTERVAL finds the unit's place in a sorted list by bisection, and ELT the owner in that place.
-	list := newValues("")
-	for i, u := range units {
-		list.next(i).num(u)
+	// ELT gives the owner in the unit's place of the list. Fresh units mostly lie side by side; else INTERVAL finds the place,
+	// by bisection.
+	v := newValues("UPDATE flashsale_unit SET reservation_id = ELT(")
+	where := newValues("")
+	if first, last := units[0], units[n-1]; last-first == int64(n-1) {
+		v.text("unit_no - ").num(first - 1)
+		where.text(" BETWEEN ").num(first).text(" AND ").num(last)
+	} else {
+		list := joinUnits(units)
+		v.text("INTERVAL(unit_no,").text(list).text(")")
+		where.text(" IN (").text(list).text(")")
 	}
-	v := newValues("UPDATE flashsale_unit SET reservation_id = ELT(INTERVAL(unit_no,").text(list.String()).text(")")
 	for _, u := range units {
 		v.comma().bytes(id(owner[u].ID))
 	}
-	v.text(") WHERE sale_id = ").bytes(id(sale)).text(" AND unit_no IN (").text(list.String()).text(")")
+	v.text(") WHERE sale_id = ").bytes(id(sale)).text(" AND unit_no").text(where.String())
 	if err := tx.change(ctx, n-had, "giving units", v.String()); err != nil {
 		return 0, err
 	}

@@ -29,34 +29,41 @@ type wave struct {
 // many units. It says how many it did: when it was not 0, there may be more. Any number of sweepers may run; a hold that
 // is being confirmed is left for the next time.
 func (s *Store) Sweep(ctx context.Context, sale uuid.UUID, line string, limit int) (int, error) {
-	var expired []*Reservation
-	err := s.settle(ctx, "sweep", func(tx *queries) error {
-		expired = nil
-		waves, err := takeWaves(ctx, tx, sale, limit)
-		if err != nil || len(waves) == 0 {
+	for {
+		var expired []*Reservation
+		var dropped int
+		err := s.settle(ctx, "sweep", func(tx *queries) (err error) {
+			expired, dropped, err = sweep(ctx, tx, sale, line, limit)
 			return err
+		})
+		// Waves whose holds were all paid give nothing back, and are no reason to stop.
+		if err != nil || len(expired) > 0 || dropped == 0 {
+			return len(expired), err
 		}
-		var left []uuid.UUID
-		if expired, left, err = lockLapsed(ctx, tx, sale, waves); err != nil {
-			return err
-		}
-		if err := dropWaves(ctx, tx, sale, waves, left); err != nil || len(expired) == 0 {
-			return err
-		}
-		v := newValues("UPDATE flashsale_reservation SET state = 4, changed_at = UTC_TIMESTAMP(6) WHERE sale_id = ").
-			bytes(id(sale)).text(" AND state = 1 AND expires_at <= UTC_TIMESTAMP(6) AND reservation_id IN (")
-		for i, r := range expired {
-			v.next(i).bytes(id(r.ID))
-		}
-		if err := tx.change(ctx, len(expired), "ending holds", v.text(")").String()); err != nil {
-			return err
-		}
-		return giveBack(ctx, tx, sale, line, eventExpired, Held, expired)
-	})
-	if err != nil {
-		return 0, err
 	}
-	return len(expired), nil
+}
+
+func sweep(ctx context.Context, tx *queries, sale uuid.UUID, line string, limit int) (expired []*Reservation, dropped int, err error) {
+	waves, err := takeWaves(ctx, tx, sale, limit)
+	if err != nil || len(waves) == 0 {
+		return nil, 0, err
+	}
+	expired, left, err := lockLapsed(ctx, tx, sale, waves)
+	if err != nil {
+		return nil, 0, err
+	}
+	if dropped, err = dropWaves(ctx, tx, sale, waves, left); err != nil || len(expired) == 0 {
+		return nil, dropped, err
+	}
+	v := newValues("UPDATE flashsale_reservation SET state = 4, changed_at = UTC_TIMESTAMP(6) WHERE sale_id = ").
+		bytes(id(sale)).text(" AND state = 1 AND expires_at <= UTC_TIMESTAMP(6) AND reservation_id IN (")
+	for i, r := range expired {
+		v.next(i).bytes(id(r.ID))
+	}
+	if err := tx.change(ctx, len(expired), "ending holds", v.text(")").String()); err != nil {
+		return nil, 0, err
+	}
+	return expired, dropped, giveBack(ctx, tx, sale, line, eventExpired, Held, expired)
 }
 
 // takeWaves locks the oldest waves, until they have limit holds.
@@ -129,8 +136,8 @@ func lockLapsed(ctx context.Context, tx *queries, sale uuid.UUID, waves []wave) 
 	return lapsed, left, nil
 }
 
-// dropWaves deletes waves, but keeps what is left of them.
-func dropWaves(ctx context.Context, tx *queries, sale uuid.UUID, waves []wave, left []uuid.UUID) error {
+// dropWaves deletes waves, but keeps what is left of them; it says how many it deleted.
+func dropWaves(ctx context.Context, tx *queries, sale uuid.UUID, waves []wave, left []uuid.UUID) (dropped int, err error) {
 	for _, w := range waves {
 		var rest []byte
 		for _, rid := range left {
@@ -138,15 +145,15 @@ func dropWaves(ctx context.Context, tx *queries, sale uuid.UUID, waves []wave, l
 				rest = append(rest, rid[:]...)
 			}
 		}
-		var err error
 		if len(rest) > 0 {
 			_, err = tx.run(ctx, "UPDATE flashsale_wave SET reservation_ids = ? WHERE sale_id = ? AND lapses_at = ? AND wave_id = ?", rest, id(sale), w.lapsesAt, w.id)
 		} else {
 			err = tx.change(ctx, 1, "ending a wave", "DELETE FROM flashsale_wave WHERE sale_id = ? AND lapses_at = ? AND wave_id = ?", id(sale), w.lapsesAt, w.id)
+			dropped++
 		}
 		if err != nil {
-			return fmt.Errorf("ending a wave: %w", err)
+			return 0, fmt.Errorf("ending a wave: %w", err)
 		}
 	}
-	return nil
+	return dropped, nil
 }

@@ -98,7 +98,7 @@ func TestArrivalsShareTheNextBatch(t *testing.T) {
 	testmysql.Eventually(t, "600 wait", func() bool { return line.Waiting() == 600 })
 	close(leave)
 	wg.Wait()
-	if want := fmt.Sprint([]int{1, 512, 88}); fmt.Sprint(sizes) != want {
+	if want := fmt.Sprint([]int{1, 600}); fmt.Sprint(sizes) != want {
 		t.Errorf("batches %v, want %s", sizes, want)
 	}
 }

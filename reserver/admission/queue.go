@@ -10,7 +10,7 @@ import (
 var ErrFull = errors.New("the queue is full")
 
 const (
-	maxBatch      = 512  // requests that share a transaction
+	maxBatch      = 1024 // requests that share a transaction
 	maxBatchUnits = 4000 // units that one transaction moves
 	batchTimeout  = 5 * time.Second
 )

@@ -24,7 +24,7 @@ import (
 const (
 	linePlaces  = 20_000           // requests that may wait for a transaction
 	answerLimit = 10 * time.Second // longest a shopper waits
-	lines       = 2                // claim transactions at once: while one waits for the disk, the next is made
+	lines       = 2                // claim transactions at once, and confirmations: while one waits for the disk, the next is made
 	releaseRows = 8                // tally rows that releases and refunds of a pod spread over, so as not to wait for each other
 )
 
@@ -69,8 +69,14 @@ func New(store *inventory.Store, sale uuid.UUID, pod string, registry *prometheu
 		return store.LookUp(ctx, sale, s.watch.View().MaxPerBuyer, batch)
 	})
 	one := func(inventory.Payment) int { return 1 } // its units stay where they are
+	desks := make(chan string, lines)
+	for i := range lines {
+		desks <- fmt.Sprintf("%s/confirm-%d", pod, i)
+	}
 	s.pay = admission.NewQueue(linePlaces, one, func(ctx context.Context, batch []inventory.Payment) ([]inventory.Settlement, error) {
-		return store.Confirm(ctx, sale, pod+"/confirm", batch)
+		desk := <-desks
+		defer func() { desks <- desk }()
+		return store.Confirm(ctx, sale, desk, batch)
 	})
 	s.register()
 	return s
@@ -114,9 +120,9 @@ func (s *Server) Run(ctx context.Context) {
 	defer cancel()
 	for range lines {
 		go s.claims.Run(ctx)
+		go s.pay.Run(ctx)
 	}
 	go s.lookUp.Run(ctx)
-	go s.pay.Run(ctx)
 	s.watch.Run(ctx, func(ctx context.Context) {
 		n, err := s.store.Sweep(ctx, s.sale, s.pod, 500)
 		if err == nil && n > 0 {

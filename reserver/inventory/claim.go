@@ -53,6 +53,7 @@ type Line struct {
 	name         string
 	next         int64     // where to look for fresh units; 0 before the first claim
 	missingSince time.Time // since when units are available that the line does not find
+	known        bool      // the last batch had buyers who had reservations before
 }
 
 // NewLine makes a line. The name must be unique among the running lines of the sale; its tally row carries it.
@@ -85,8 +86,10 @@ func (s *Store) Claim(ctx context.Context, sale uuid.UUID, line *Line, requests 
 			batch[i] = requests[p]
 		}
 		var c *claim
+		strangers := !line.known && !slices.ContainsFunc(batch, func(r Request) bool { return r.Key != "" })
 		err := retry(ctx, func() error {
-			c = &claim{store: s, sale: sale, requests: batch, results: make([]Result, len(batch)), shelf: shelf{line: line}}
+			c = &claim{store: s, sale: sale, requests: batch, results: make([]Result, len(batch)), shelf: shelf{line: line}, strangers: strangers}
+			strangers = false
 			return c.run(ctx)
 		})
 		if err != nil {
@@ -146,6 +149,9 @@ type claim struct {
 	buyers   map[string]*buyer  // what the batch's buyers have
 	keys     map[hash]storedKey // the keys that are stored
 	shelf    shelf
+	// strangers says that the buyers are taken for new ones without being looked up. If one is not, or if not every request
+	// gets its units, that was wrong: run fails with a conflict, and the next attempt looks them up.
+	strangers bool
 }
 
 // run fills results, or fails with nothing changed.
@@ -172,18 +178,20 @@ func (c *claim) run(ctx context.Context) error {
 			if units, err = c.shelf.take(ctx, tx, c.sale, wanted, window.Units); err != nil {
 				return err
 			}
-			if units.at.IsZero() {
-				units.at = window.Now
-			}
-			// The row locks waited for may have cost time: the grant counts from the scan that locked the units, which waits
-			// for nobody.
+			// The row locks waited for may have cost time: the grant counts from now on, when everything waited for is locked.
 			gate = window.Gate(units.at)
 		}
 		if gate != GateOpen {
+			if c.strangers { // or one who has a reservation would not be told of it
+				return errNotStrangers
+			}
 			c.refuseAll(gate)
 		} else if wanted > 0 {
 			free := Counts{Available: int64(units.len())}
 			if units.len() < wanted {
+				if c.strangers {
+					return errNotStrangers
+				}
 				if free, err = c.shelf.short(ctx, tx, c.sale, units.len()); err != nil {
 					return err
 				}
@@ -201,6 +209,7 @@ func (c *claim) run(ctx context.Context) error {
 	}
 	if err == nil {
 		c.shelf.commit()
+		c.shelf.line.known = c.anyKnown()
 	}
 	return err
 }
@@ -253,6 +262,13 @@ func (b *buyer) has() int {
 
 // readBuyers reads what the batch's buyers have, and which of their keys are stored.
 func (c *claim) readBuyers(ctx context.Context, q *queries, lock string) (err error) {
+	if c.strangers {
+		c.buyers = make(map[string]*buyer, len(c.requests))
+		for _, r := range c.requests {
+			c.buyers[r.Buyer] = &buyer{}
+		}
+		return nil
+	}
 	names := make([]string, 0, len(c.requests))
 	var hashes []hash
 	for _, r := range c.requests {
@@ -265,6 +281,16 @@ func (c *claim) readBuyers(ctx context.Context, q *queries, lock string) (err er
 		c.keys, err = readKeys(ctx, q, c.sale, hashes)
 	}
 	return err
+}
+
+// anyKnown says whether a buyer of the batch had a reservation before.
+func (c *claim) anyKnown() bool {
+	for _, b := range c.buyers {
+		if b.newest != uuid.Nil {
+			return true
+		}
+	}
+	return false
 }
 
 func readBuyers(ctx context.Context, q *queries, sale uuid.UUID, names []string, lock string) (map[string]*buyer, error) {
@@ -409,7 +435,7 @@ func (c *claim) assign(units []int64, free Counts, now time.Time, ttl time.Durat
 		case b.live != nil: // granted to the same buyer a moment ago, in this batch
 			c.results[i] = Result{Outcome: OutcomeReplay, Reservation: b.live, keep: r.Key != ""}
 		case k <= left:
-			res := &Reservation{ID: uuid.Must(uuid.NewV7()), Buyer: r.Buyer, Quantity: r.Quantity, Units: units[:k:k], State: Held,
+			res := &Reservation{Buyer: r.Buyer, Quantity: r.Quantity, Units: units[:k:k], State: Held,
 				GrantedAt: now, ExpiresAt: now.Add(ttl)}
 			units, held = units[k:], held+k
 			b.live = res
@@ -422,6 +448,12 @@ func (c *claim) assign(units []int64, free Counts, now time.Time, ttl time.Durat
 		default:
 			c.results[i] = Result{Outcome: OutcomeSoldOut}
 		}
+	}
+	// In the order of their buyers, so that two batches with common buyers wait for, and do not deadlock with, each other; and
+	// the ids ascend in it too, so that rows are appended to the primary key.
+	slices.SortFunc(granted, func(a, b *Reservation) int { return cmp.Compare(a.Buyer, b.Buyer) })
+	for _, r := range granted {
+		r.ID = uuid.Must(uuid.NewV7())
 	}
 	return granted
 }
@@ -470,23 +502,29 @@ func (c *claim) write(ctx context.Context, tx *queries, granted []*Reservation, 
 }
 
 // writeReservations records the reservations as the newest of their buyers. When another pod served a new buyer first, that
-// is a duplicate key, and the attempt starts again. Sorted, so that two batches with common buyers wait for, and do not
-// deadlock with, each other.
+// is a duplicate key, and the attempt starts again.
 func (c *claim) writeReservations(ctx context.Context, tx *queries, granted []*Reservation) error {
+	columns, known := "", c.anyKnown()
+	if known { // else the defaults are right
+		columns = ", earlier, bought"
+	}
 	old, n := newValues("UPDATE flashsale_reservation SET superseded = earlier + 1 WHERE sale_id = ").bytes(id(c.sale)).text(" AND superseded = 0 AND reservation_id IN ("), 0
-	v := newValues(`INSERT INTO flashsale_reservation
-		(sale_id, reservation_id, buyer, earlier, bought, quantity, unit_nos, state, granted_at, expires_at, changed_at) VALUES `)
-	at, lapse := newValues("").time(granted[0].GrantedAt).String(), newValues("").time(granted[0].ExpiresAt).String()
-	for i, r := range slices.SortedFunc(slices.Values(granted), func(a, b *Reservation) int { return cmp.Compare(a.Buyer, b.Buyer) }) {
+	v := newValues("INSERT INTO flashsale_reservation (sale_id, reservation_id, buyer, quantity, unit_nos, granted_at, expires_at").text(columns).text(") VALUES ")
+	times := newValues("',").time(granted[0].GrantedAt).comma().time(granted[0].ExpiresAt).String()
+	for i, r := range granted {
 		b := c.buyers[r.Buyer]
+		v.next(i).text("(").bytes(id(c.sale)).comma().bytes(id(r.ID)).comma().bytes([]byte(r.Buyer)).comma().num(int64(r.Quantity)).
+			text(",'").text(joinUnits(r.Units)).text(times)
 		earlier := 0
 		if b.newest != uuid.Nil {
 			earlier = b.earlier + 1
 			old.next(n).bytes(id(b.newest))
 			n++
 		}
-		v.next(i).text("(").bytes(id(c.sale)).comma().bytes(id(r.ID)).comma().bytes([]byte(r.Buyer)).comma().num(int64(earlier)).comma().num(int64(b.sold)).
-			comma().num(int64(r.Quantity)).text(",'").text(joinUnits(r.Units)).text("',1,").text(at).comma().text(lapse).comma().text(at).text(")")
+		if known {
+			v.comma().num(int64(earlier)).comma().num(int64(b.sold))
+		}
+		v.text(")")
 	}
 	if n > 0 {
 		if err := tx.change(ctx, n, "superseding reservations", old.text(")").String()); err != nil {

@@ -1,10 +1,12 @@
 package inventory
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -83,8 +85,7 @@ func (c *confirmation) run(ctx context.Context, tx *queries) error {
 	if err != nil {
 		return err
 	}
-	var confirmed []*Reservation
-	var paid []Payment
+	var sales []sold
 	for i, p := range c.payments {
 		r := reservations[p.Reservation]
 		var answered bool
@@ -93,19 +94,21 @@ func (c *confirmation) run(ctx context.Context, tx *queries) error {
 		}
 		r.State, r.PaymentID = Confirmed, p.ID
 		entries.add(entry{payment: p.ID, reservation: p.Reservation, sold: true})
-		confirmed, paid = append(confirmed, &r.Reservation), append(paid, p)
+		sales = append(sales, sold{&r.Reservation, p})
 		c.answers[i] = Settlement{Reservation: &r.Reservation}
 	}
-	if len(confirmed) == 0 {
+	if len(sales) == 0 {
 		return nil
 	}
 	// The clock is asked again here, after all locks were waited for. No claim of these buyers is granted before the commit: it
 	// would lock their newest reservations, which these are while they live.
 	v, units := newValues("UPDATE flashsale_reservation SET state = 2, changed_at = UTC_TIMESTAMP(6) WHERE sale_id = ").
 		bytes(id(c.sale)).text(" AND state = 1 AND expires_at > UTC_TIMESTAMP(6) AND reservation_id IN ("), int64(0)
-	for i, r := range confirmed {
-		v.next(i).bytes(id(r.ID))
-		units += int64(r.Quantity)
+	confirmed := make([]*Reservation, len(sales))
+	for i, s := range sales {
+		v.next(i).bytes(id(s.reservation.ID))
+		units += int64(s.reservation.Quantity)
+		confirmed[i] = s.reservation
 	}
 	result, err := tx.run(ctx, v.text(")").String())
 	if err != nil {
@@ -114,7 +117,7 @@ func (c *confirmation) run(ctx context.Context, tx *queries) error {
 	if n, err := result.RowsAffected(); err != nil || n != int64(len(confirmed)) {
 		return errLapsed // some hold, a moment ago: the next attempt sees which
 	}
-	if err := writeLedger(ctx, tx, c.sale, confirmed, paid); err != nil {
+	if err := writeLedger(ctx, tx, c.sale, sales); err != nil {
 		return err
 	}
 	if err := writeEvents(ctx, tx, c.sale, eventConfirmed, confirmed); err != nil {
@@ -202,21 +205,28 @@ func due(p Payment, r *stored, reason string) *Reservation {
 	return d
 }
 
-// writeLedger records payments that sold reservations. A payment that comes in twice at once passes the look-up twice; the
+// sold is a reservation and what was paid for it.
+type sold struct {
+	reservation *Reservation
+	payment     Payment
+}
+
+// writeLedger records sales, in the order of the key. A payment that comes in twice at once passes the look-up twice; the
 // keys let one in, and the other runs again.
-func writeLedger(ctx context.Context, tx *queries, sale uuid.UUID, sold []*Reservation, paid []Payment) error {
+func writeLedger(ctx context.Context, tx *queries, sale uuid.UUID, sales []sold) error {
+	slices.SortFunc(sales, func(a, b sold) int { return cmp.Compare(a.payment.ID, b.payment.ID) })
 	v := newValues("INSERT INTO flashsale_ledger (sale_id, payment_id, reservation_id, buyer, quantity, paid_at, recorded_at) VALUES ")
-	for i, r := range sold {
-		v.next(i).text("(").bytes(id(sale)).comma().bytes([]byte(paid[i].ID)).comma().bytes(id(r.ID)).
-			comma().bytes([]byte(r.Buyer)).comma().num(int64(r.Quantity)).comma()
-		if paid[i].PaidAt.IsZero() {
+	for i, s := range sales {
+		v.next(i).text("(").bytes(id(sale)).comma().bytes([]byte(s.payment.ID)).comma().bytes(id(s.reservation.ID)).
+			comma().bytes([]byte(s.reservation.Buyer)).comma().num(int64(s.reservation.Quantity)).comma()
+		if s.payment.PaidAt.IsZero() {
 			v.text("NULL")
 		} else {
-			v.time(paid[i].PaidAt)
+			v.time(s.payment.PaidAt)
 		}
 		v.text(",UTC_TIMESTAMP(6))")
 	}
-	return tx.change(ctx, len(sold), "writing the ledger", v.String())
+	return tx.change(ctx, len(sales), "writing the ledger", v.String())
 }
 
 // confirmLate answers a payment whose hold was not live. Units locked by others may come free, and holds that have lapsed
@@ -296,7 +306,7 @@ func (l *late) run(ctx context.Context, tx *queries) error {
 	}
 	r.State, r.PaymentID = Confirmed, l.payment.ID
 	l.answer = &r.Reservation
-	if err := writeLedger(ctx, tx, l.sale, []*Reservation{l.answer}, []Payment{l.payment}); err != nil {
+	if err := writeLedger(ctx, tx, l.sale, []sold{{l.answer, l.payment}}); err != nil {
 		return err
 	}
 	if err := writeEvents(ctx, tx, l.sale, eventConfirmed, []*Reservation{l.answer}); err != nil {
@@ -349,7 +359,7 @@ func (l *late) reclaim(ctx context.Context, tx *queries, window *Snapshot, r *st
 		}
 		return DueSoldOut, taken{}, nil
 	}
-	if !units.at.IsZero() && window.Gate(units.at) != GateOpen {
+	if window.Gate(units.at) != GateOpen {
 		return DueOver, taken{}, nil
 	}
 	return "", units, nil

@@ -23,7 +23,8 @@ var (
 	ErrBusy            = errors.New("units are locked by others for too long")
 	ErrCorrupt         = errors.New("the rows contradict each other")
 
-	errLapsed = errors.New("a hold lapsed while it was being confirmed")
+	errLapsed       = errors.New("a hold lapsed while it was being confirmed")
+	errNotStrangers = errors.New("the buyers must be looked up")
 )
 
 // CommitError is a COMMIT that failed: the transaction may or may not have taken effect.
@@ -64,7 +65,7 @@ func Classify(err error) Class {
 	}
 	var netErr net.Error
 	switch {
-	case errors.Is(err, errLapsed):
+	case errors.Is(err, errLapsed), errors.Is(err, errNotStrangers):
 		return Conflict
 	case errors.Is(err, ErrBusy):
 		return Unavailable

@@ -48,14 +48,14 @@ CREATE TABLE IF NOT EXISTS flashsale_reservation (
   reservation_id BINARY(16)       NOT NULL COMMENT 'UUID version 7, made by the client',
   buyer          VARBINARY(128)   NOT NULL COMMENT 'compared byte by byte',
   superseded     INT UNSIGNED     NOT NULL DEFAULT 0 COMMENT '0 for the newest of its buyer; the others are numbered from 1',
-  earlier        INT UNSIGNED     NOT NULL COMMENT 'how many reservations the buyer had before',
-  bought         INT UNSIGNED     NOT NULL COMMENT 'kept of the newest: units that the buyer bought with the others',
+  earlier        INT UNSIGNED     NOT NULL DEFAULT 0 COMMENT 'how many reservations the buyer had before',
+  bought         INT UNSIGNED     NOT NULL DEFAULT 0 COMMENT 'kept of the newest: units that the buyer bought with the others',
   quantity       INT UNSIGNED     NOT NULL,
   unit_nos       VARCHAR(9000) CHARACTER SET ascii NOT NULL COMMENT 'the units, comma separated',
-  state          TINYINT UNSIGNED NOT NULL COMMENT '1 held, 2 confirmed, 3 released, 4 expired, 5 refunded with its units given back, 6 refunded without',
+  state          TINYINT UNSIGNED NOT NULL DEFAULT 1 COMMENT '1 held, 2 confirmed, 3 released, 4 expired, 5 refunded with its units given back, 6 refunded without',
   granted_at     DATETIME(6)      NOT NULL,
   expires_at     DATETIME(6)      NOT NULL,
-  changed_at     DATETIME(6)      NOT NULL COMMENT 'when the state became what it is',
+  changed_at     DATETIME(6)      NOT NULL DEFAULT CURRENT_TIMESTAMP(6) COMMENT 'when the state became what it is',
   PRIMARY KEY (sale_id, reservation_id),
   UNIQUE KEY buyer (sale_id, buyer, superseded)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;

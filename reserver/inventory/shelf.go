@@ -14,9 +14,9 @@ import (
 // ReturnedUnitsSQL and FreshUnitsSQL are the claim's two scans. Each is served in order by the primary key it locks:
 // no filesort, one record lock per unit.
 const (
-	ReturnedUnitsSQL = `SELECT unit_no, CAST(UTC_TIMESTAMP(6) AS CHAR) FROM flashsale_returned
+	ReturnedUnitsSQL = `SELECT unit_no FROM flashsale_returned
 		WHERE sale_id = ? ORDER BY unit_no LIMIT ? FOR UPDATE SKIP LOCKED`
-	FreshUnitsSQL = `SELECT unit_no, CAST(UTC_TIMESTAMP(6) AS CHAR) FROM flashsale_unit
+	FreshUnitsSQL = `SELECT unit_no FROM flashsale_unit
 		WHERE sale_id = ? AND unit_no >= ? AND unit_no < ? AND reservation_id = 0x00000000000000000000000000000000
 		ORDER BY unit_no LIMIT ? FOR UPDATE SKIP LOCKED`
 )
@@ -31,7 +31,7 @@ type shelf struct {
 // taken are units locked by a transaction.
 type taken struct {
 	returned, fresh []int64
-	at              time.Time // the database's time at the beginning of the last scan that found some
+	at              time.Time // the database's time after that
 }
 
 func (t taken) len() int     { return len(t.returned) + len(t.fresh) }
@@ -39,39 +39,34 @@ func (t taken) all() []int64 { return slices.Concat(t.returned, t.fresh) }
 
 // take locks up to wanted available units of the sale's units 1..last.
 func (s *shelf) take(ctx context.Context, tx *queries, sale uuid.UUID, wanted int, last int64) (t taken, err error) {
-	var at sql.RawBytes
-	lock := func(query string, args ...any) ([]int64, error) {
-		var units []int64
-		err := tx.each(ctx, func(rows *sql.Rows) error {
-			var unit int64
-			if err := rows.Scan(&unit, &at); err != nil {
-				return err
-			}
-			if len(units) == 0 { // the same in every row
-				var err error
-				if t.at, err = time.Parse("2006-01-02 15:04:05.000000", string(at)); err != nil {
-					return err
-				}
-			}
-			units = append(units, unit)
-			return nil
-		}, query, args...)
-		if err != nil {
-			return nil, fmt.Errorf("locking units: %w", err)
-		}
-		return units, nil
+	if err := s.scan(ctx, tx, sale, &t, wanted, last); err != nil {
+		return t, fmt.Errorf("locking units: %w", err)
 	}
-	defer func() {
-		if t.len() == wanted {
-			s.line.missingSince = time.Time{}
-		}
-	}()
+	if t.len() == wanted {
+		s.line.missingSince = time.Time{}
+	}
+	if err := tx.row(ctx, "SELECT UTC_TIMESTAMP(6)").Scan(&t.at); err != nil {
+		return t, fmt.Errorf("reading the database's clock: %w", err)
+	}
+	return t, nil
+}
+
+func (s *shelf) scan(ctx context.Context, tx *queries, sale uuid.UUID, t *taken, wanted int, last int64) (err error) {
+	lock := func(query string, args ...any) (units []int64, err error) {
+		err = tx.each(ctx, func(rows *sql.Rows) error {
+			var unit int64
+			err := rows.Scan(&unit)
+			units = append(units, unit)
+			return err
+		}, query, args...)
+		return units, err
+	}
 	if t.returned, err = lock(ReturnedUnitsSQL, id(sale), wanted); err != nil || t.len() == wanted {
-		return t, err
+		return err
 	}
 	if s.line.next == 0 {
 		if err := s.findStart(ctx, tx, sale); err != nil {
-			return t, err
+			return err
 		}
 	}
 	// In slices: a line that was idle for long has many taken units to walk past, and must not do it in one go.
@@ -84,7 +79,7 @@ func (s *shelf) take(ctx context.Context, tx *queries, sale uuid.UUID, wanted in
 		end := min(s.next+scanRows, last+1)
 		found, err := lock(FreshUnitsSQL, id(sale), s.next, end, missing)
 		if err != nil {
-			return t, err
+			return err
 		}
 		t.fresh = append(t.fresh, found...)
 		if len(found) == missing {
@@ -96,7 +91,7 @@ func (s *shelf) take(ctx context.Context, tx *queries, sale uuid.UUID, wanted in
 			s.line.next = end // nothing is here, whatever becomes of this transaction
 		}
 	}
-	return t, nil
+	return nil
 }
 
 // findStart gives a new line the start of those before it. Fresh units left behind it, by a process that died, are

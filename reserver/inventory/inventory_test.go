@@ -583,7 +583,7 @@ func TestAConfirmAndASweepOfOneHoldCannotBothWin(t *testing.T) {
 
 func TestLoadGoesOnWhereItStopped(t *testing.T) {
 	store := testmysql.Store(t)
-	sale := testmysql.Sale(9_500).Obj()
+	sale := testmysql.Sale(23_450).Obj()
 	if err := store.Register(ctx, sale); err != nil {
 		t.Fatal(err)
 	}
@@ -601,7 +601,7 @@ func TestLoadGoesOnWhereItStopped(t *testing.T) {
 	if _, err := store.Load(ctx, sale.ID, func(loaded, _ int64) { seen = append(seen, loaded) }); err != nil {
 		t.Fatal(err)
 	}
-	if want := "[2000 4000 6000 8000 9500]"; fmt.Sprint(seen) != want {
+	if want := "[5000 10000 15000 20000 23450]"; fmt.Sprint(seen) != want {
 		t.Errorf("progress %v, want %s", seen, want)
 	}
 	testmysql.Audit(t, store, sale.ID)

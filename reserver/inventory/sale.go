@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	loadBatch    = 2000             // unit rows that one transaction inserts
+	loadBatch    = 5000             // unit rows that one transaction inserts
 	batchTimeout = 15 * time.Second // for one transaction of long work
 )
 
@@ -71,7 +71,7 @@ func lockSale(ctx context.Context, tx *queries, sale uuid.UUID) error {
 	return nil
 }
 
-// Load inserts the sale's missing unit rows in transactions of 2,000, until all are there or the context has ended, which
+// Load inserts the sale's missing unit rows in transactions of 5,000, until all are there or the context has ended, which
 // it looks at between two transactions. It gives how many are loaded. progress, if not nil, is called after each
 // transaction. It goes on where any process stopped: loaders of one sale take turns on one row's lock, and the unit's key
 // keeps it from existing twice.
@@ -125,12 +125,21 @@ func loadOnce(ctx context.Context, tx *queries, sale uuid.UUID) (loaded, units i
 	return loaded, units, nil
 }
 
-// insertUnits inserts the units first..last.
+// insertUnits inserts the units first..last. The server counts them out itself, as it joins two lists of numbers: to parse
+// thousands of values would take it half as long again.
 func insertUnits(sale uuid.UUID, first, last int64) string {
-	v := newValues("INSERT INTO flashsale_unit (sale_id, unit_no) VALUES ")
-	for n := first; n <= last; n++ {
-		v.next(int(n - first)).text("(").bytes(id(sale)).comma().num(n).text(")")
+	list := func(v *values, rows, step int64) *values {
+		for i := range rows {
+			if i > 0 {
+				v.text(" UNION ALL ")
+			}
+			v.text("SELECT ").num(i * step).text(" AS n")
+		}
+		return v
 	}
+	v := newValues("INSERT INTO flashsale_unit (sale_id, unit_no) SELECT ").bytes(id(sale)).comma().num(first).text(" + hundreds.n + ones.n FROM (")
+	list(v, (last-first)/100+1, 100).text(") AS hundreds STRAIGHT_JOIN (")
+	list(v, 100, 1).text(") AS ones WHERE hundreds.n + ones.n <= ").num(last - first)
 	return v.String()
 }
 

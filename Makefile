@@ -46,7 +46,14 @@ help: ## Show this
 .PHONY: test
 test: ## Run all tests but the end-to-end ones, on a real MySQL and a real API server
 	@assets=$$(hack/envtest.sh); dsn=$$($(MYSQL_SH) up); FLASHSALE_MYSQL_DSN=$$dsn KUBEBUILDER_ASSETS=$$assets \
-	  go test -race -timeout 20m $(GOTESTFLAGS) $$(go list $(PACKAGES) | grep -v /test/e2e)
+	  go test -race -timeout 20m $(GOTESTFLAGS) $$(go list $(PACKAGES) | grep -v /test/e2e); \
+	  go -C hack/proof test -timeout 20m -count=1 $(GOTESTFLAGS) ./...
+
+.PHONY: test-mariadb
+test-mariadb: ## Run the tests of the inventory on MariaDB
+	@dsn=$$(FLASHSALE_MYSQL_FLAVOR=mariadb FLASHSALE_MYSQL_NAME=mariadb $(MYSQL_SH) up); \
+	  trap 'FLASHSALE_MYSQL_NAME=mariadb $(MYSQL_SH) down' EXIT; \
+	  FLASHSALE_MYSQL_FLAVOR=mariadb FLASHSALE_MYSQL_DSN=$$dsn go test -timeout 20m -count=1 $(GOTESTFLAGS) ./reserver/...
 
 .PHONY: e2e
 e2e: image ## Run the demo and kill its parts, on a real node (root, or CLUSTER=current); E2E_KEEP=1 leaves it up
@@ -55,6 +62,18 @@ e2e: image ## Run the demo and kill its parts, on a real node (root, or CLUSTER=
 .PHONY: soak
 soak: ## Fifty sales of 5 units, 20,000 clicks each
 	@dsn=$$($(MYSQL_SH) up); FLASHSALE_MYSQL_DSN=$$dsn FLASHSALE_TEST_CLICKS=20000 go test -v -timeout 30m -count=1 -run Fifty ./reserver/httpapi/
+
+.PHONY: chaos
+chaos: ## Sales under faults, their histories checked: make chaos SEED=7 ROUNDS=200 OUT=file.md
+	@go -C hack/proof run ./chaos --seed $(or $(SEED),1) --rounds $(or $(ROUNDS),20) $(if $(OUT),--out $(abspath $(OUT)))
+
+.PHONY: bench
+bench: ## Measure claims beside the usual ways, growth, confirm, sweep, load: make bench ARGS="--plot docs/benchmarks.svg"
+	@hack/bench/bench.sh $(if $(ONLY),--only $(ONLY)) $(ARGS)
+
+.PHONY: bench-json
+bench-json: ## The same as JSON lines: make -s bench-json ONLY=claims
+	@hack/bench/bench.sh --json $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
 .PHONY: generate
 generate: $(CONTROLLER_GEN) ## Generate deep copies
@@ -68,6 +87,8 @@ manifests: $(CONTROLLER_GEN) ## Generate the CRD and the manager's role
 .PHONY: lint
 lint: $(GOLANGCI_LINT) ## Run the linters
 	$(GOLANGCI_LINT) run
+	cd hack/proof && $(GOLANGCI_LINT) run -c $(CURDIR)/.golangci.yml ./...
+	cd hack/bench && $(GOLANGCI_LINT) run -c $(CURDIR)/.golangci.yml ./...
 
 .PHONY: build
 build: ## Build the static binaries into dist/
@@ -89,6 +110,8 @@ print-version:
 .PHONY: verify
 verify: generate manifests ## Check that what is generated, and go.mod, are up to date
 	go mod tidy
+	go -C hack/proof mod tidy
+	go -C hack/bench mod tidy
 	@[[ -z "$$(git status --porcelain)" ]] || { git status --short; git --no-pager diff | head -50; echo 'verify: the tree has changes. Commit yours; those above that you did not make are of "make generate manifests" or "go mod tidy"' >&2; exit 1; }
 
 .PHONY: mysql-up mysql-down cluster-up cluster-down

@@ -5,6 +5,7 @@
 #   1. FLASHSALE_MYSQL_DSN   a server you run yourself (nothing is started or stopped)
 #   2. mysqld on PATH, 8.0 or later and not MariaDB
 #   3. Debian's mysql-server-core, unpacked into the cache: the system is not changed, root is not needed
+# With FLASHSALE_MYSQL_FLAVOR=mariadb: mariadbd on PATH, or Debian's mariadb-server-core in the same way.
 set -euo pipefail
 
 usage() {
@@ -23,6 +24,8 @@ environment:
   FLASHSALE_MYSQL_NAME  instance name, so that several can run (default: default)
   FLASHSALE_MYSQL_BIND  address to listen on (default: 127.0.0.1)
   FLASHSALE_MYSQL_PORT  port (default: a free one, kept for the instance's life)
+  FLASHSALE_MYSQL_ARGS  more options for the server, separated by spaces
+  FLASHSALE_MYSQL_FLAVOR  mysql (the default) or mariadb
   FLASHSALE_CACHE       downloads (default: ~/.cache/flashsale)
   FLASHSALE_STATE       data and logs (default: ~/.local/state/flashsale)
 USAGE
@@ -36,13 +39,25 @@ STATE=${FLASHSALE_STATE:-${XDG_STATE_HOME:-$HOME/.local/state}/flashsale}
 NAME=${FLASHSALE_MYSQL_NAME:-default}
 BIND=${FLASHSALE_MYSQL_BIND:-127.0.0.1}
 DIR=$STATE/mysql-$NAME
-ROOT=$CACHE/mysql
+FLAVOR=${FLASHSALE_MYSQL_FLAVOR:-mysql}
+ROOT=$CACHE/$FLAVOR
+read -ra EXTRA <<<"${FLASHSALE_MYSQL_ARGS:-}"
 
 # The programs, as arrays, because an unpacked server starts through its own dynamic loader.
 MYSQLD=()
 
 find_server() {
   local found version
+  if [[ $FLAVOR == mariadb ]]; then
+    if found=$(command -v mariadbd); then
+      MYSQLD=("$found" --no-defaults)
+      return
+    fi
+    [[ -x $ROOT/usr/sbin/mariadbd ]] || download stable mariadb-server-core
+    MYSQLD=(env "LD_LIBRARY_PATH=$ROOT/usr/lib/x86_64-linux-gnu" "$ROOT/usr/sbin/mariadbd" --no-defaults
+      --lc-messages-dir="$ROOT/usr/share/mysql" --character-sets-dir="$ROOT/usr/share/mysql/charsets")
+    return
+  fi
   if found=$(command -v mysqld); then
     version=$("$found" --version)
     if [[ $version != *MariaDB* && $version =~ Ver\ ([0-9]+)\. && ${BASH_REMATCH[1]} -ge 8 ]]; then
@@ -50,7 +65,7 @@ find_server() {
       return
     fi
   fi
-  [[ -x $ROOT/usr/sbin/mysqld ]] || download
+  [[ -x $ROOT/usr/sbin/mysqld ]] || download unstable mysql-server-core mysql-client-core
   local lib
   lib=$(dirname "$(find "$ROOT/usr/lib" -name 'ld-linux*' | head -1)")
   MYSQLD=("$(find "$lib" -name 'ld-linux*' | head -1)" --library-path "$lib" "$ROOT/usr/sbin/mysqld" --no-defaults
@@ -58,33 +73,40 @@ find_server() {
     --plugin-dir="$ROOT/usr/lib/mysql/plugin")
 }
 
-# download unpacks Debian's MySQL into the cache with an apt state of its own. Only unstable carries it; taking it from
-# there without touching the system needs its own C library as well, which the loader trick above then uses.
+# download SUITE PACKAGE... unpacks Debian's packages into the cache with an apt state of its own. Only unstable carries MySQL;
+# taking it from there without touching the system needs its own C library as well, which the loader trick above then uses.
+# From stable, which is the machine's own, only what is missing is taken.
 download() {
   { command -v apt-get && command -v dpkg; } >/dev/null ||
-    die "no MySQL 8.0+ found. Put mysqld on PATH, or set FLASHSALE_MYSQL_DSN to a server you run."
+    die "no $FLAVOR server found. Put one on PATH, or set FLASHSALE_MYSQL_DSN to a server you run."
   mkdir -p "$CACHE"
-  exec 9>"$CACHE/mysql.lock"
+  exec 9>"$CACHE/$FLAVOR.lock"
   flock 9
-  [[ -x $ROOT/usr/sbin/mysqld ]] && return
-  local work archive apt deb
-  work=$(mktemp -d "$CACHE/mysql-download.XXXXXX")
+  [[ -d $ROOT/usr/sbin ]] && return
+  local suite=$1 work archive apt deb
+  shift
+  work=$(mktemp -d "$CACHE/$FLAVOR-download.XXXXXX")
   # shellcheck disable=SC2016 # apt-get fills it in
   archive=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -E '/debian/?$' | sort -u | head -1 || true)
   [[ -n $archive ]] || die "no Debian archive in this machine's apt sources; set FLASHSALE_MYSQL_DSN instead"
   mkdir -p "$work"/{lists/partial,cache/archives/partial,root}
   : >"$work/status"
-  echo "deb $archive unstable main" >"$work/sources.list"
+  # shellcheck disable=SC1091 # says which release this machine runs
+  if [[ $suite == stable ]]; then
+    suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
+    cp /var/lib/dpkg/status "$work/status"
+  fi
+  echo "deb $archive $suite main" >"$work/sources.list"
   apt=(apt-get -q -o Dir::State::Lists="$work/lists" -o Dir::Cache="$work/cache" -o Dir::State::status="$work/status"
     -o Dir::Etc::SourceList="$work/sources.list" -o Dir::Etc::SourceParts=/dev/null -o APT::Sandbox::User=root
     -o Debug::NoLocking=1)
-  say "downloading MySQL (about 70 MB, once) ..."
+  say "downloading $FLAVOR (tens of MB, once) ..."
   "${apt[@]}" update >"$work/log" 2>&1 || { tail -5 "$work/log" >&2; die "could not read the package list"; }
-  "${apt[@]}" install -y --download-only --no-install-recommends mysql-server-core mysql-client-core >>"$work/log" 2>&1 ||
-    { tail -5 "$work/log" >&2; die "could not download MySQL"; }
+  "${apt[@]}" install -y --download-only --no-install-recommends "$@" >>"$work/log" 2>&1 ||
+    { tail -5 "$work/log" >&2; die "could not download $FLAVOR"; }
   for deb in "$work"/cache/archives/*.deb; do dpkg -x "$deb" "$work/root"; done
   rm -rf "$ROOT"
-  say "unpacked $(basename "$work"/cache/archives/mysql-server-core*.deb)"
+  say "unpacked $(basename "$work/cache/archives/$1"_*.deb)"
   mv "$work/root" "$ROOT"
   rm -rf "$work"
 }
@@ -120,8 +142,7 @@ up() {
     rm -rf "$DIR/data"
     echo "CREATE DATABASE flashsale; CREATE USER 'root'@'%'; GRANT ALL ON *.* TO 'root'@'%' WITH GRANT OPTION;" | tr ';' '\n' |
       sed 's/$/;/; /^ *;$/d' >"$DIR/init.sql"
-    "${MYSQLD[@]}" --initialize-insecure "${user[@]}" --datadir="$DIR/data" --init-file="$DIR/init.sql" \
-      >"$DIR/log" 2>&1 || { tail -20 "$DIR/log" >&2; die "could not initialise"; }
+    initialise >"$DIR/log" 2>&1 || { tail -20 "$DIR/log" >&2; die "could not initialise"; }
     touch "$DIR/data/.initialized"
   fi
   if [[ -n ${FLASHSALE_MYSQL_PORT:-} ]]; then
@@ -133,12 +154,14 @@ up() {
   port=$(cat "$DIR/port")
   # Durability is on by default; named here because every figure and every promise of this project rests on it.
   # The keeper starts the server again when it was killed.
+  local options=(--mysqlx=OFF --secure-file-priv=NULL --innodb-redo-log-capacity=1G)
+  [[ $FLAVOR == mysql ]] || options=(--log-bin --binlog-format=ROW --innodb-log-file-size=1G --performance-schema)
   # shellcheck disable=SC2016 # for the inner shell
   setsid bash -c 'while :; do "$@" & echo $! >"$0/pid"; wait $!; [[ ! -e $0/stop ]] || exit 0; sleep 1; done' "$DIR" \
     "${MYSQLD[@]}" "${user[@]}" --datadir="$DIR/data" --socket="$DIR/data/mysql.sock" --pid-file="$DIR/mysqld.pid" \
-    --bind-address="$BIND" --port="$port" --mysqlx=OFF --secure-file-priv=NULL --skip-name-resolve \
+    --bind-address="$BIND" --port="$port" --skip-name-resolve "${options[@]}" \
     --innodb-flush-log-at-trx-commit=1 --sync-binlog=1 \
-    --innodb-buffer-pool-size=1G --innodb-redo-log-capacity=1G --max-connections=500 \
+    --innodb-buffer-pool-size=1G --max-connections=500 "${EXTRA[@]}" \
     </dev/null >>"$DIR/log" 2>&1 8>&- &
   echo $! >"$DIR/keeper"
   for _ in $(seq 240); do
@@ -152,6 +175,23 @@ up() {
   tail -20 "$DIR/log" >&2
   stop
   die "the server did not answer within 60 s (log above)"
+}
+
+# initialise makes an empty data directory, and in it what init.sql says.
+initialise() {
+  if [[ $FLAVOR == mysql ]]; then
+    "${MYSQLD[@]}" --initialize-insecure "${user[@]}" --datadir="$DIR/data" --init-file="$DIR/init.sql"
+    return
+  fi
+  local share=$ROOT/usr/share/mysql
+  [[ -d $share ]] || share=/usr/share/mysql
+  mkdir -p "$DIR/data/mysql" "$DIR/data/flashsale"
+  {
+    printf "USE mysql;\nSET @auth_root_socket=NULL;\n"
+    cat "$share/mysql_system_tables.sql" "$share/mysql_performance_tables.sql" "$share/mysql_system_tables_data.sql" "$share/fill_help_tables.sql"
+    echo "FLUSH PRIVILEGES;"
+    sed '1d' "$DIR/init.sql" # the first line creates the database
+  } | "${MYSQLD[@]}" "${user[@]}" --bootstrap --datadir="$DIR/data"
 }
 
 # stop ends the server and its keeper, and waits until both are gone.

@@ -508,7 +508,7 @@ func (c *claim) writeReservations(ctx context.Context, tx *queries, granted []*R
 	if known { // else the defaults are right
 		columns = ", earlier, bought"
 	}
-	old, n := newValues("UPDATE flashsale_reservation SET superseded = earlier + 1 WHERE sale_id = ").bytes(id(c.sale)).text(" AND superseded = 0 AND reservation_id IN ("), 0
+	old, n := newValues("UPDATE flashsale_reservation FORCE INDEX (PRIMARY) SET superseded = earlier + 1 WHERE sale_id = ").bytes(id(c.sale)).text(" AND superseded = 0 AND reservation_id IN ("), 0
 	v := newValues("INSERT INTO flashsale_reservation (sale_id, reservation_id, buyer, quantity, unit_nos, granted_at, expires_at").text(columns).text(") VALUES ")
 	times := newValues("',").time(granted[0].GrantedAt).comma().time(granted[0].ExpiresAt).String()
 	for i, r := range granted {

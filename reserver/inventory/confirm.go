@@ -102,7 +102,7 @@ func (c *confirmation) run(ctx context.Context, tx *queries) error {
 	}
 	// The clock is asked again here, after all locks were waited for. No claim of these buyers is granted before the commit: it
 	// would lock their newest reservations, which these are while they live.
-	v, units := newValues("UPDATE flashsale_reservation SET state = 2, changed_at = UTC_TIMESTAMP(6) WHERE sale_id = ").
+	v, units := newValues("UPDATE flashsale_reservation FORCE INDEX (PRIMARY) SET state = 2, changed_at = UTC_TIMESTAMP(6) WHERE sale_id = ").
 		bytes(id(c.sale)).text(" AND state = 1 AND expires_at > UTC_TIMESTAMP(6) AND reservation_id IN ("), int64(0)
 	confirmed := make([]*Reservation, len(sales))
 	for i, s := range sales {
@@ -149,8 +149,8 @@ func (l *ledger) add(e entry) {
 // readLedger reads the entries of the payments, and those of their reservations.
 func readLedger(ctx context.Context, tx *queries, sale uuid.UUID, payments []Payment) (*ledger, error) {
 	l := &ledger{map[string]entry{}, map[uuid.UUID]entry{}}
-	read := func(column string, value func(Payment) []byte) error {
-		v := newValues("SELECT payment_id, reservation_id, due_payment_id = '', reason FROM flashsale_ledger WHERE sale_id = ").
+	read := func(index, column string, value func(Payment) []byte) error {
+		v := newValues("SELECT payment_id, reservation_id, due_payment_id = '', reason FROM flashsale_ledger FORCE INDEX (").text(index).text(") WHERE sale_id = ").
 			bytes(id(sale)).text(" AND ").text(column).text(" IN (")
 		for i, p := range payments {
 			v.next(i).bytes(value(p))
@@ -166,9 +166,9 @@ func readLedger(ctx context.Context, tx *queries, sale uuid.UUID, payments []Pay
 			return nil
 		}, v.text(")").String())
 	}
-	err := read("payment_id", func(p Payment) []byte { return []byte(p.ID) })
+	err := read("PRIMARY", "payment_id", func(p Payment) []byte { return []byte(p.ID) })
 	if err == nil {
-		err = read("reservation_id", func(p Payment) []byte { return id(p.Reservation) })
+		err = read("reservation", "reservation_id", func(p Payment) []byte { return id(p.Reservation) })
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading the ledger: %w", err)
@@ -299,7 +299,7 @@ func (l *late) run(ctx context.Context, tx *queries) error {
 	if err := addBought(ctx, tx, l.sale, r, r.Quantity); err != nil {
 		return err
 	}
-	err = tx.change(ctx, 1, "confirming the reservation", `UPDATE flashsale_reservation SET state = 2, changed_at = UTC_TIMESTAMP(6), unit_nos = ?
+	err = tx.change(ctx, 1, "confirming the reservation", `UPDATE flashsale_reservation FORCE INDEX (PRIMARY) SET state = 2, changed_at = UTC_TIMESTAMP(6), unit_nos = ?
 		WHERE sale_id = ? AND reservation_id = ? AND state = ?`, joinUnits(r.Units), id(l.sale), id(r.ID), r.State)
 	if err != nil {
 		return err
@@ -321,7 +321,7 @@ func addBought(ctx context.Context, tx *queries, sale uuid.UUID, r *stored, unit
 	if r.superseded == 0 {
 		return nil
 	}
-	return tx.change(ctx, 1, "crediting the buyer", "UPDATE flashsale_reservation SET bought = bought + ? WHERE sale_id = ? AND buyer = ? AND superseded = 0",
+	return tx.change(ctx, 1, "crediting the buyer", "UPDATE flashsale_reservation FORCE INDEX (buyer) SET bought = bought + ? WHERE sale_id = ? AND buyer = ? AND superseded = 0",
 		units, id(sale), []byte(r.Buyer))
 }
 

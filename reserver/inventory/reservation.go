@@ -41,10 +41,11 @@ type stored struct {
 }
 
 // readReservations reads the rows of reservations in the order of their key, with lock appended; those that do not exist are
-// missing in the answer.
+// missing in the answer. The index is named, here and wherever reservations are locked: in a small table the server may
+// prefer to walk the whole sale, and would lock it.
 func readReservations(ctx context.Context, q *queries, sale uuid.UUID, ids []uuid.UUID, lock string) (map[uuid.UUID]*stored, error) {
 	v := newValues(`SELECT reservation_id, buyer, superseded, quantity, unit_nos, state, granted_at, expires_at, expires_at <= UTC_TIMESTAMP(6)
-		FROM flashsale_reservation WHERE sale_id = `).bytes(id(sale)).text(" AND reservation_id IN (")
+		FROM flashsale_reservation FORCE INDEX (PRIMARY) WHERE sale_id = `).bytes(id(sale)).text(" AND reservation_id IN (")
 	for i, rid := range ids {
 		v.next(i).bytes(id(rid))
 	}
@@ -107,7 +108,7 @@ func (s *Store) Release(ctx context.Context, sale, reservation uuid.UUID, line s
 		case Released, Expired:
 			return nil
 		}
-		err = tx.change(ctx, 1, "releasing the reservation", `UPDATE flashsale_reservation SET state = ?, changed_at = UTC_TIMESTAMP(6)
+		err = tx.change(ctx, 1, "releasing the reservation", `UPDATE flashsale_reservation FORCE INDEX (PRIMARY) SET state = ?, changed_at = UTC_TIMESTAMP(6)
 			WHERE sale_id = ? AND reservation_id = ? AND state = ?`, Released, id(sale), id(r.ID), Held)
 		if err != nil {
 			return err
@@ -149,7 +150,7 @@ func (s *Store) Refund(ctx context.Context, sale, reservation uuid.UUID, line st
 				return err
 			}
 		}
-		err = tx.change(ctx, 1, "refunding the reservation", `UPDATE flashsale_reservation SET state = ?, changed_at = UTC_TIMESTAMP(6)
+		err = tx.change(ctx, 1, "refunding the reservation", `UPDATE flashsale_reservation FORCE INDEX (PRIMARY) SET state = ?, changed_at = UTC_TIMESTAMP(6)
 			WHERE sale_id = ? AND reservation_id = ? AND state = ?`, r.State, id(sale), id(r.ID), Confirmed)
 		if err != nil {
 			return err

@@ -55,7 +55,7 @@ func sweep(ctx context.Context, tx *queries, sale uuid.UUID, line string, limit 
 	if dropped, err = dropWaves(ctx, tx, sale, waves, left); err != nil || len(expired) == 0 {
 		return nil, dropped, err
 	}
-	v := newValues("UPDATE flashsale_reservation SET state = 4, changed_at = UTC_TIMESTAMP(6) WHERE sale_id = ").
+	v := newValues("UPDATE flashsale_reservation FORCE INDEX (PRIMARY) SET state = 4, changed_at = UTC_TIMESTAMP(6) WHERE sale_id = ").
 		bytes(id(sale)).text(" AND state = 1 AND expires_at <= UTC_TIMESTAMP(6) AND reservation_id IN (")
 	for i, r := range expired {
 		v.next(i).bytes(id(r.ID))
@@ -98,7 +98,7 @@ func lockLapsed(ctx context.Context, tx *queries, sale uuid.UUID, waves []wave) 
 			n++
 		}
 	}
-	where := " FROM flashsale_reservation WHERE sale_id = 0x" + hex.EncodeToString(id(sale)) + " AND state = 1 AND reservation_id IN (" + v.String() + ")"
+	where := " FROM flashsale_reservation FORCE INDEX (PRIMARY) WHERE sale_id = 0x" + hex.EncodeToString(id(sale)) + " AND state = 1 AND reservation_id IN (" + v.String() + ")"
 	locked := make(map[uuid.UUID]bool, n)
 	units := 0
 	err = tx.each(ctx, func(rows *sql.Rows) error {

@@ -37,6 +37,28 @@ var serverDSN = sync.OnceValues(func() (string, error) {
 	return strings.TrimSpace(string(out)), err
 })
 
+// Private starts a server for the test alone, with more options, and gives its DSN.
+func Private(t testing.TB, name string, options ...string) string {
+	t.Helper()
+	script := func(command string) string {
+		cmd := exec.Command(Script(), command)
+		for _, v := range os.Environ() {
+			if !strings.HasPrefix(v, "FLASHSALE_MYSQL_DSN=") {
+				cmd.Env = append(cmd.Env, v)
+			}
+		}
+		cmd.Env = append(cmd.Env, "FLASHSALE_MYSQL_NAME=test-"+name, "FLASHSALE_MYSQL_ARGS=--innodb-buffer-pool-size=64M "+strings.Join(options, " "))
+		cmd.Stderr = os.Stderr
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("%s %s: %v", Script(), command, err)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	t.Cleanup(func() { script("down") })
+	return script("up")
+}
+
 // Config gives the connection parameters of the server.
 func Config(t testing.TB) *mysql.Config {
 	t.Helper()

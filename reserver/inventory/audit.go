@@ -54,7 +54,8 @@ var auditChecks = []struct{ id, claim, query string }{
 		FROM flashsale_unit u LEFT JOIN flashsale_reservation r ON r.sale_id = u.sale_id AND r.reservation_id = u.reservation_id
 		LEFT JOIN flashsale_returned b ON b.sale_id = u.sale_id AND b.unit_no = u.unit_no
 		WHERE u.sale_id = ? AND u.reservation_id <> 0x00000000000000000000000000000000
-		AND (r.state IS NULL OR r.state IN (1, 2, 6) AND b.unit_no IS NOT NULL OR r.state IN (3, 4, 5) AND b.unit_no IS NULL) LIMIT 10`},
+		AND (r.state IS NULL AND u.reservation_id <> 0xffffffffffffffffffffffffffffffff
+		OR r.state IN (1, 2, 6) AND b.unit_no IS NOT NULL OR COALESCE(r.state, 3) IN (3, 4, 5) AND b.unit_no IS NULL) LIMIT 10`},
 	{"I1", "every unit listed as returned was given before", `
 		SELECT CONCAT('unit ', b.unit_no, IF(u.unit_no IS NULL, ' has no row', ' is fresh')) FROM flashsale_returned b
 		LEFT JOIN flashsale_unit u ON u.sale_id = b.sale_id AND u.unit_no = b.unit_no

@@ -613,6 +613,23 @@ func TestCase034_038(t *testing.T) {
 	}
 }
 
+// The unit that a lapsed hold had is not the one it gets when it is paid late.
+func TestALatePaymentGetsOtherUnits(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(3).MaxPerBuyer(2).In(t, store)
+	a, b := claimOne(t, store, sale, "a", 1).Reservation, claimOne(t, store, sale, "b", 1).Reservation
+	for _, r := range []*inventory.Reservation{b, a} {
+		if _, err := store.Release(ctx, sale.ID, r.ID, "test"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := confirmAs(t, store, sale, b, "pay", inventory.Confirmed); got.Units[0] == b.Units[0] {
+		t.Fatalf("got its old unit %v back: the case is not replayed", got.Units)
+	}
+	testmysql.Audit(t, store, sale.ID)
+	wantOutcome(t, claimOne(t, store, sale, "c", 2), inventory.OutcomeHeld) // its old one among them
+}
+
 // Money kept, no ticket: the quota was exceeded after the card was charged. 039: A waits, B buys the last place, A pays.
 // 044: paid but expired, and the provider retried for ever.
 func TestCase035_039_044(t *testing.T) {

@@ -485,7 +485,7 @@ func (c *claim) write(ctx context.Context, tx *queries, granted []*Reservation, 
 	if err := c.writeReservations(ctx, tx, granted); err != nil {
 		return err
 	}
-	n, err := units.give(ctx, tx, c.sale, granted, 0)
+	n, err := units.give(ctx, tx, c.sale, granted)
 	if err != nil {
 		return err
 	}

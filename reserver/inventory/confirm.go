@@ -285,14 +285,11 @@ func (l *late) run(ctx context.Context, tx *queries) error {
 	change := Counts{Held: -int64(r.Quantity), Sold: int64(r.Quantity)}
 	if r.State != Held { // given back in between, so other units it is
 		change = Counts{Available: -int64(r.Quantity), Sold: int64(r.Quantity)}
-		r.Units = units.all()
-		var had int // it may get back what it had
-		err := tx.row(ctx, "SELECT COUNT(*) FROM flashsale_unit WHERE sale_id = ? AND reservation_id = ? AND unit_no IN ("+joinUnits(r.Units)+")",
-			id(l.sale), id(r.ID)).Scan(&had)
-		if err != nil {
-			return fmt.Errorf("reading units: %w", err)
+		if err := disown(ctx, tx, l.sale, &r.Reservation); err != nil {
+			return err
 		}
-		if _, err := units.give(ctx, tx, l.sale, []*Reservation{&r.Reservation}, had); err != nil {
+		r.Units = units.all()
+		if _, err := units.give(ctx, tx, l.sale, []*Reservation{&r.Reservation}); err != nil {
 			return err
 		}
 	}

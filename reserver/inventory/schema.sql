@@ -28,7 +28,7 @@ CREATE TABLE IF NOT EXISTS flashsale_sale (
 CREATE TABLE IF NOT EXISTS flashsale_unit (
   sale_id        BINARY(16)   NOT NULL,
   unit_no        INT UNSIGNED NOT NULL,
-  reservation_id BINARY(16)   NOT NULL DEFAULT 0x00000000000000000000000000000000 COMMENT 'zero while fresh; fixed size, so that updates stay in place',
+  reservation_id BINARY(16)   NOT NULL DEFAULT 0x00000000000000000000000000000000 COMMENT 'zero while fresh, all ones when the last reservation got others for it; fixed size, so that updates stay in place',
   PRIMARY KEY (sale_id, unit_no)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
 

@@ -139,9 +139,8 @@ func (s *shelf) lookBehind(snap *Snapshot, found int64) {
 	}
 }
 
-// give makes the reservations the owners of their units, which were taken, and says how many those are. had is how many of
-// the units' rows name their new owner already.
-func (t taken) give(ctx context.Context, tx *queries, sale uuid.UUID, owners []*Reservation, had int) (int64, error) {
+// give makes the reservations the owners of their units, which were taken, and says how many those are.
+func (t taken) give(ctx context.Context, tx *queries, sale uuid.UUID, owners []*Reservation) (int64, error) {
 	owner := make(map[int64]*Reservation, t.len())
 	for _, r := range owners {
 		for _, u := range r.Units {
@@ -166,7 +165,7 @@ func (t taken) give(ctx context.Context, tx *queries, sale uuid.UUID, owners []*
 		v.comma().bytes(id(owner[u].ID))
 	}
 	v.text(") WHERE sale_id = ").bytes(id(sale)).text(" AND unit_no").text(where.String())
-	if err := tx.change(ctx, n-had, "giving units", v.String()); err != nil {
+	if err := tx.change(ctx, n, "giving units", v.String()); err != nil {
 		return 0, err
 	}
 	v = newValues("DELETE FROM flashsale_returned WHERE sale_id = ").bytes(id(sale)).text(" AND unit_no IN (")
@@ -182,4 +181,14 @@ func (t taken) give(ctx context.Context, tx *queries, sale uuid.UUID, owners []*
 		err = tx.change(ctx, back, "taking returned units", v.text(")").String())
 	}
 	return int64(n), err
+}
+
+// disown makes the rows of units that a reservation gave back stop naming it, for it comes to life again with others.
+func disown(ctx context.Context, tx *queries, sale uuid.UUID, r *Reservation) error {
+	_, err := tx.run(ctx, "UPDATE flashsale_unit SET reservation_id = 0xffffffffffffffffffffffffffffffff WHERE sale_id = ? AND reservation_id = ? AND unit_no IN ("+joinUnits(r.Units)+")",
+		id(sale), id(r.ID))
+	if err != nil {
+		return fmt.Errorf("disowning units: %w", err)
+	}
+	return nil
 }

@@ -165,7 +165,9 @@ func (h *history) deeds(lag time.Duration) (*world, []porcupine.Operation, error
 			errs = append(errs, did(d, r.changedAt, of, do))
 		case restocked, withheld:
 			d.do, d.restock = "refund", r.letter == restocked
-			errs = append(errs, did(d, r.changedAt, func(c *call) bool { return of(c) && c.Restock == d.restock }, do))
+			// Told "refund_due" is who asked for a payment that had not sold it.
+			told := func(c *call) bool { return do(c) && c.Answer == "refunded" }
+			errs = append(errs, did(d, r.changedAt, func(c *call) bool { return of(c) && c.Restock == d.restock }, told))
 		}
 	}
 	for i, p := range h.ledger {

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -109,6 +110,39 @@ func TestASaleEndsWithUnitsLeft(t *testing.T) {
 		t.Errorf("closed with %s, %+v", readyReason(sale), sale.Status.Inventory)
 	}
 	testmysql.Audit(t, w.store, saleID(sale))
+}
+
+// The sweeper of a closed sale stays until the webhook was told everything.
+func TestTheSweeperStaysForTheWebhook(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.manage()
+	build := w.makeSale("hooked", 1, -time.Second)
+	build.Spec.Webhook = &sales.WebhookSpec{URL: "https://shop.example/hook", SecretRef: sales.SecretReference{Name: "hook"}}
+	build.Spec.Payments.Late = sales.LateRefuse
+	sale := build.In(w)
+	w.waitFor(sale, sales.PhaseLive)
+	w.beKubelet(sale)
+	sweeper := &appsv1.Deployment{}
+	exists := func(name string) bool {
+		return k8s.Get(ctx, client.ObjectKey{Namespace: w.namespace, Name: name}, sweeper) == nil
+	}
+	if !exists(sweeperName(sale)) || !slices.Contains(sweeper.Spec.Template.Spec.Containers[0].Args, "--webhook-url=https://shop.example/hook") {
+		t.Errorf("the sweeper is not told of the webhook: %+v", sweeper.Spec.Template.Spec)
+	}
+	w.buy(sale, "ann")
+	w.waitFor(sale, sales.PhaseClosed)
+	if snap, err := w.store.Snapshot(ctx, saleID(sale)); err != nil || !snap.RefuseLate {
+		t.Errorf("the database does not know the policy for late payments: %+v, %v", snap, err)
+	}
+	testmysql.Eventually(t, "the reservation pods go", func() bool { return !exists(reserverName(sale)) })
+	if n, err := w.store.PendingEvents(ctx, saleID(sale)); err != nil || n == 0 || !exists(sweeperName(sale)) {
+		t.Errorf("%d events wait, %v, and the sweeper is there: %t", n, err, exists(sweeperName(sale)))
+	}
+	if err := w.store.DiscardEvents(ctx, saleID(sale)); err != nil { // as if they were delivered
+		t.Fatal(err)
+	}
+	testmysql.Eventually(t, "the sweeper goes", func() bool { return !exists(sweeperName(sale)) })
 }
 
 func TestAnObjectAppliedAfterItsEndMissedIt(t *testing.T) {
@@ -543,6 +577,11 @@ func TestSpecBounds(t *testing.T) {
 		"a negative warm-up":       {map[string]any{"reserver": map[string]any{"warmup": "-1s"}}, "warmup must be between 0s and 24h"},
 		"a slow sweeper":           {map[string]any{"sweep": map[string]any{"interval": "5s"}}, "interval must be between 100ms and 1s"},
 		"a policy nobody knows":    {map[string]any{"deletionPolicy": "Keep"}, "deletionPolicy"},
+		"late payments refused":    {map[string]any{"payments": map[string]any{"late": "Refuse"}}, ""},
+		"late payments ignored":    {map[string]any{"payments": map[string]any{"late": "Ignore"}}, "late"},
+		"a webhook":                {map[string]any{"webhook": map[string]any{"url": "https://shop.example/hook", "secretRef": map[string]any{"name": "hook"}}}, ""},
+		"a webhook unsigned":       {map[string]any{"webhook": map[string]any{"url": "https://shop.example/hook"}}, "secretRef"},
+		"a webhook by mail":        {map[string]any{"webhook": map[string]any{"url": "mailto:shop@example.com", "secretRef": map[string]any{"name": "hook"}}}, "url must be an http or https URL"},
 	})
 	if err := w.apply("Has.Dots", nil); err == nil {
 		t.Error("a name with dots was accepted")
@@ -573,7 +612,7 @@ func TestSpecBounds(t *testing.T) {
 	}
 	s := stored.Spec
 	if s.HoldTTL.Duration != 10*time.Minute || s.MaxPerBuyer != 1 || s.Reserver.Replicas != 2 || s.Reserver.Warmup.Duration != 5*time.Minute ||
-		s.Sweep.Interval.Duration != time.Second || s.Sweep.BatchSize != 500 || s.DeletionPolicy != sales.DeletionRetain || stored.Status.ObservedGeneration != -1 {
+		s.Sweep.Interval.Duration != time.Second || s.Sweep.BatchSize != 500 || s.DeletionPolicy != sales.DeletionRetain || s.Payments.Late != sales.LateReclaim || stored.Status.ObservedGeneration != -1 {
 		t.Errorf("defaults %+v, status %+v", s, stored.Status)
 	}
 }

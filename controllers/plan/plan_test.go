@@ -182,6 +182,42 @@ func describe(d Decision) string {
 }
 
 // checkConditions asserts the rules that kstatus, Flux and Argo CD rely on.
+// The sweeper of a closed sale is wanted while the webhook has still to be told something.
+func TestPublish(t *testing.T) {
+	hooked := func(undelivered int) func(*seen) {
+		return func(s *seen) { s.spec.Webhook, s.observed.Undelivered = &sales.WebhookSpec{}, undelivered }
+	}
+	for name, tt := range map[string]struct {
+		sale *seen
+		want bool
+	}{
+		"events wait when it closes":    {newSale().loaded(0, 5).closed().running(2).with(hooked(1)).with(func(s *seen) { s.observed.Audit = &inventory.Report{OK: true} }), true},
+		"events wait":                   {newSale().loaded(0, 5).closed().running(2).phase(sales.PhaseClosed).with(hooked(1)), true},
+		"all are delivered":             {newSale().loaded(0, 5).closed().running(2).phase(sales.PhaseClosed).with(hooked(0)), false},
+		"the database does not say":     {newSale().running(2).phase(sales.PhaseClosed).with(hooked(0)).fault("DatabaseUnreachable", false), true},
+		"nobody is to be told":          {newSale().loaded(0, 5).closed().running(2).phase(sales.PhaseClosed), false},
+		"the object is deleted":         {newSale().loaded(0, 5).closed().running(2).phase(sales.PhaseClosed).with(hooked(1)).deleted(0, sales.DeletionRetain), false},
+		"a sale that never had sweeper": {newSale().phase(sales.PhaseClosed).with(hooked(1)), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := Decide(tt.sale.spec, tt.sale.observed, start.Add(time.Hour))
+			if d.Publish != tt.want || d.Publish && d.Wake == 0 || d.Phase != sales.PhaseClosed || d.Run {
+				t.Errorf("%+v, want Publish %t", d, tt.want)
+			}
+		})
+	}
+}
+
+// A database that works but may lose commits in a crash is used, and the condition says so.
+func TestAWarningIsInTheCondition(t *testing.T) {
+	s := newSale().loaded(1, 1).running(2).with(func(s *seen) { s.observed.Warning = &Fault{Reason: inventory.ReasonNotDurable, Message: "set it"} })
+	d := Decide(s.spec, s.observed, start.Add(time.Minute))
+	c := meta.FindStatusCondition(d.Conditions, sales.ConditionDatabaseReachable)
+	if d.Phase != sales.PhaseLive || c.Status != metav1.ConditionTrue || c.Reason != inventory.ReasonNotDurable {
+		t.Errorf("phase %s, condition %+v", d.Phase, c)
+	}
+}
+
 func checkConditions(t *testing.T, d Decision) {
 	t.Helper()
 	ready := meta.FindStatusCondition(d.Conditions, sales.ConditionReady)

@@ -12,6 +12,7 @@ import (
 var (
 	errEmpty = errors.New("the shelf is empty") // ends a client
 	errMiss  = errors.New("nothing this time")  // the client asks again; what it waited counts
+	errNone  = errors.New("no client was served")
 )
 
 // outcome is what clients saw in one measurement.
@@ -99,7 +100,7 @@ func drive(ctx context.Context, clients int, window time.Duration, op func(ctx c
 	}
 	slices.Sort(total.Latencies)
 	if total.Done == 0 {
-		return total, errors.New("no client was served")
+		return total, errNone
 	}
 	return total, nil
 }

@@ -207,7 +207,7 @@ func worker(ctx context.Context) error {
 		}()
 		return nil
 	})
-	if err != nil {
+	if err != nil && !errors.Is(err, errNone) { // the others may have had all there was
 		return err
 	}
 	return out.Encode(o)

@@ -172,6 +172,9 @@ func (c *claim) run(ctx context.Context) error {
 			return err
 		}
 		wanted := c.answerWithoutUnits(window.MaxPerBuyer)
+		if c.strangers && slices.ContainsFunc(c.results, func(r Result) bool { return r.Outcome != 0 }) {
+			return errNotStrangers // beyond the limit, unless the buyer holds something already
+		}
 		gate := window.Gate(window.Now)
 		var units taken
 		if gate == GateOpen && wanted > 0 {

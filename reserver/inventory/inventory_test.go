@@ -338,6 +338,44 @@ func TestOneBatchServesABuyerOnce(t *testing.T) {
 	}
 }
 
+// A line that has met new buyers only takes the next for strangers; those who are not are answered as if it had not.
+func TestStrangersWhoAreNone(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(4).MaxPerBuyer(2).In(t, store)
+	ask := func(requests ...inventory.Request) []inventory.Result {
+		t.Helper()
+		results, err := store.Claim(ctx, sale.ID, inventory.NewLine("line-"+uuid.NewString()), requests) // it has met nobody
+		if err != nil {
+			t.Fatal(err)
+		}
+		return results
+	}
+	held := ask(inventory.Request{Buyer: "a", Quantity: 1})[0]
+	wantOutcome(t, held, inventory.OutcomeHeld)
+	for _, tt := range []struct {
+		name     string
+		requests []inventory.Request
+		want     []inventory.Outcome
+	}{
+		{"again", []inventory.Request{{Buyer: "a", Quantity: 1}}, []inventory.Outcome{inventory.OutcomeReplay}},
+		{"again, for more than the limit", []inventory.Request{{Buyer: "a", Quantity: 3}}, []inventory.Outcome{inventory.OutcomeReplay}},
+		{"beside a new buyer", []inventory.Request{{Buyer: "b", Quantity: 2}, {Buyer: "a", Quantity: 1}}, []inventory.Outcome{inventory.OutcomeHeld, inventory.OutcomeReplay}},
+		{"when too few are left", []inventory.Request{{Buyer: "a", Quantity: 1}, {Buyer: "c", Quantity: 2}}, []inventory.Outcome{inventory.OutcomeReplay, inventory.OutcomeAllHeld}},
+	} {
+		for i, got := range ask(tt.requests...) {
+			if got.Outcome != tt.want[i] || tt.requests[i].Buyer == "a" && got.Reservation.ID != held.Reservation.ID {
+				t.Errorf("%s: request %d got %+v, want %v", tt.name, i, got, tt.want[i])
+			}
+		}
+	}
+	sale.Suspended, sale.Generation = true, 2
+	if err := store.Register(ctx, sale); err != nil {
+		t.Fatal(err)
+	}
+	wantOutcome(t, ask(inventory.Request{Buyer: "a", Quantity: 1})[0], inventory.OutcomeReplay)
+	wantOutcome(t, ask(inventory.Request{Buyer: "d", Quantity: 1})[0], inventory.OutcomeSuspended)
+}
+
 func TestLimitCountsSoldUnits(t *testing.T) {
 	store := testmysql.Store(t)
 	sale := testmysql.Sale(10).MaxPerBuyer(3).In(t, store)

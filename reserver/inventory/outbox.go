@@ -131,7 +131,7 @@ type Delivery struct {
 const maxDelivery = 128
 
 // LeaseEvents gives the oldest events that are due, to be delivered by the caller alone until the lease ends; nil when
-// none are.
+// none are. Events that nobody tried yet come before those that failed: one that is refused for ever holds up no other.
 func (s *Store) LeaseEvents(ctx context.Context, sale uuid.UUID, lease time.Duration) (*Delivery, error) {
 	var d *Delivery
 	var kind eventKind
@@ -140,9 +140,15 @@ func (s *Store) LeaseEvents(ctx context.Context, sale uuid.UUID, lease time.Dura
 	err := s.settle(ctx, "lease events", func(tx *queries) error {
 		d = &Delivery{sale: sale}
 		var oid []byte
-		err := tx.row(ctx, `SELECT outbox_id, kind, reservation_ids, payment_id, created_at, delivered, attempts FROM flashsale_outbox
-			WHERE sale_id = ? AND not_before <= UTC_TIMESTAMP(6) ORDER BY outbox_id LIMIT 1 FOR UPDATE SKIP LOCKED`, id(sale)).
-			Scan(&oid, &kind, &ids, &payment, &at, &d.done, &d.Attempts)
+		oldest := func(which string) error {
+			return tx.row(ctx, `SELECT outbox_id, kind, reservation_ids, payment_id, created_at, delivered, attempts FROM flashsale_outbox
+				WHERE sale_id = ? AND not_before <= UTC_TIMESTAMP(6)`+which+` ORDER BY outbox_id LIMIT 1 FOR UPDATE SKIP LOCKED`, id(sale)).
+				Scan(&oid, &kind, &ids, &payment, &at, &d.done, &d.Attempts)
+		}
+		err := oldest(" AND attempts = 0")
+		if errors.Is(err, sql.ErrNoRows) {
+			err = oldest("")
+		}
 		if errors.Is(err, sql.ErrNoRows) {
 			d = nil
 			return nil

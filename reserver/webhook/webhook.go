@@ -40,12 +40,13 @@ type Publisher struct {
 	Log        *slog.Logger
 
 	client    *http.Client
+	failures  int // deliveries that failed, since the last that did not
 	delivered prometheus.Counter
 	failed    prometheus.Counter
 }
 
 // Run delivers until the context ends. A webhook that does not answer is tried again ever more slowly, to once a minute;
-// its events wait in the outbox.
+// its events wait in the outbox. So does, on its own, an event that alone is refused.
 func (p *Publisher) Run(ctx context.Context, registry *prometheus.Registry) {
 	count := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "flashsale_webhook_requests_total", Help: "Events posted, by result."}, []string{"result"})
 	registry.MustRegister(count)
@@ -90,16 +91,17 @@ func (p *Publisher) deliver(ctx context.Context) (wait time.Duration, err error)
 		return pollInterval, err
 	}
 	delivered, err := p.post(ctx, signer, d.Events)
-	retryIn := backoff(d.Attempts)
 	// Also when the context has ended: what was delivered should not be sent again.
 	finish, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerLimit)
 	defer cancel()
-	if finishErr := p.Store.FinishEvents(finish, d, delivered, retryIn); finishErr != nil {
+	if finishErr := p.Store.FinishEvents(finish, d, delivered, backoff(d.Attempts)); finishErr != nil {
 		return pollInterval, finishErr
 	}
 	if err != nil {
-		return retryIn, err
+		p.failures++
+		return backoff(p.failures - 1), err
 	}
+	p.failures = 0
 	return 0, nil
 }
 

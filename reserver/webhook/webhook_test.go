@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -28,11 +29,12 @@ var ctx = context.Background()
 // shop is a webhook that checks signatures, and keeps what it was told.
 type shop struct {
 	*httptest.Server
-	mu     sync.Mutex
-	broken bool
-	asked  int
-	events map[string]cloudEvent
-	counts map[string]int // deliveries by type
+	mu      sync.Mutex
+	broken  bool
+	refused string // an event with this in it is refused for ever
+	asked   int
+	events  map[string]cloudEvent
+	counts  map[string]int // deliveries by type
 }
 
 func newShop(t *testing.T) *shop {
@@ -49,7 +51,7 @@ func newShop(t *testing.T) *shop {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.asked++
-		if s.broken {
+		if s.broken || s.refused != "" && bytes.Contains(body, []byte(s.refused)) {
 			w.WriteHeader(http.StatusBadGateway)
 			return
 		}
@@ -214,6 +216,28 @@ func TestAWebhookThatIsDownLosesNothing(t *testing.T) {
 		n, err := store.PendingEvents(ctx, sale.ID)
 		return err == nil && n == 0
 	})
+}
+
+// An event that is refused for ever holds up no other, and is not lost.
+func TestAnEventThatIsRefusedHoldsUpNoOther(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(20).In(t, store)
+	s := newShop(t)
+	s.refused = `"buyer":"poison"`
+	publish(t, store, sale, s.URL)
+	claim(t, store, sale, "poison")
+	testmysql.Eventually(t, "it was refused", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.asked > 0
+	})
+	for i := range 10 {
+		claim(t, store, sale, fmt.Sprint("buyer-", i))
+	}
+	testmysql.Eventually(t, "the others are told", func() bool { return s.kinds()["dev.flashsale.reservation.held"] == 10 })
+	if n, err := store.PendingEvents(ctx, sale.ID); err != nil || n != 1 {
+		t.Errorf("%d rows wait, %v; want the refused one", n, err)
+	}
 }
 
 func TestBackoff(t *testing.T) {

@@ -247,14 +247,16 @@ func (s *scope) sweeper() *appsac.DeploymentApplyConfiguration {
 		Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("128Mi")},
 	}).WithArgs("sweep", fmt.Sprintf("--admin=:%d", adminPort),
 		"--interval="+s.sale.Spec.Sweep.Interval.Duration.String(), "--batch-size="+strconv.Itoa(int(s.sale.Spec.Sweep.BatchSize)))
-	deployment := s.deployment(sweeperName(s.sale), "sweeper", 1, container)
-	if webhook := s.sale.Spec.Webhook; webhook != nil {
-		container.WithArgs("--webhook-url="+webhook.URL, "--webhook-secret="+webhookPath+"/secret").
-			WithVolumeMounts(corev1ac.VolumeMount().WithName("webhook").WithMountPath(webhookPath).WithReadOnly(true))
-		// Optional: without the key no event goes out, but holds are swept.
-		deployment.Spec.Template.Spec.WithVolumes(corev1ac.Volume().WithName("webhook").
-			WithSecret(corev1ac.SecretVolumeSource().WithSecretName(webhook.SecretRef.Name).WithDefaultMode(0o440).WithOptional(true)))
+	webhook := s.sale.Spec.Webhook
+	if webhook == nil {
+		return s.deployment(sweeperName(s.sale), "sweeper", 1, container)
 	}
+	container.WithArgs("--webhook-url="+webhook.URL, "--webhook-secret="+webhookPath+"/secret").
+		WithVolumeMounts(corev1ac.VolumeMount().WithName("webhook").WithMountPath(webhookPath).WithReadOnly(true))
+	deployment := s.deployment(sweeperName(s.sale), "sweeper", 1, container)
+	// Optional: without the key no event goes out, but holds are swept.
+	deployment.Spec.Template.Spec.WithVolumes(corev1ac.Volume().WithName("webhook").
+		WithSecret(corev1ac.SecretVolumeSource().WithSecretName(webhook.SecretRef.Name).WithDefaultMode(0o440).WithOptional(true)))
 	return deployment
 }
 

@@ -200,6 +200,7 @@ func (c *claim) run(ctx context.Context) error {
 				}
 			}
 			granted = c.assign(units.all(), free, units.at, window.HoldTTL)
+			c.shelf.leave(units, granted)
 		}
 		if err := c.writeKeys(ctx, tx); err != nil || len(granted) == 0 {
 			return err

@@ -233,8 +233,9 @@ func writeLedger(ctx context.Context, tx *queries, sale uuid.UUID, sales []sold)
 // are taken back: only exact counts say that none is left.
 func (s *Store) confirmLate(ctx context.Context, sale uuid.UUID, line string, p Payment) (*Reservation, error) {
 	giveUp := time.Now().Add(claimPatience)
+	search := NewLine(line) // one for all rounds: it remembers for how long units are missing
 	for rounds := 1; ; rounds++ {
-		l := &late{sale: sale, shelf: shelf{line: NewLine(line)}, payment: p}
+		l := &late{sale: sale, shelf: shelf{line: search}, payment: p}
 		err := s.settle(ctx, "confirm late", func(tx *queries) error { return l.run(ctx, tx) })
 		if !errors.Is(err, ErrBusy) || time.Now().After(giveUp) {
 			return l.answer, err

@@ -111,6 +111,17 @@ func (s *shelf) commit() {
 	}
 }
 
+// leave keeps the line's start before fresh units that were found and given to nobody, because who asked wanted more.
+func (s *shelf) leave(t taken, granted []*Reservation) {
+	given := -len(t.returned)
+	for _, r := range granted {
+		given += r.Quantity
+	}
+	if given = max(given, 0); given < len(t.fresh) { // they are given in order
+		s.next = min(s.next, t.fresh[given])
+	}
+}
+
 // short gives the exact counts when fewer units were found than wanted. Units not loaded yet count as available: they are not
 // there, but not sold out either.
 func (s *shelf) short(ctx context.Context, tx *queries, sale uuid.UUID, found int) (Counts, error) {

@@ -46,6 +46,7 @@ func TestExitCodes(t *testing.T) {
 		{"an interval that is none", []string{"sweep", "--sale-id=" + sale.ID.String(), "--interval=0s"}, 2},
 		{"a sale that does not exist", []string{"audit", "--sale-id=00000000-0000-0000-0000-000000000001"}, 1},
 		{"no such Secret", []string{"audit", "--database=/does/not/exist"}, 1},
+		{"a repair of no sale", []string{"repair"}, 2},
 		{"one sale", []string{"audit", "--sale-id=" + sale.ID.String()}, 0},
 		{"all sales", []string{"audit"}, 0},
 	} {
@@ -55,16 +56,20 @@ func TestExitCodes(t *testing.T) {
 			}
 		})
 	}
-	breaking := func(sign string) {
-		if _, err := store.DB().ExecContext(t.Context(), "UPDATE flashsale_tally SET held = held "+sign+" 1 WHERE line = 'load'"); err != nil {
-			t.Fatal(err)
-		}
+	if _, err := store.DB().ExecContext(t.Context(), "UPDATE flashsale_tally SET held = held + 1 WHERE line = 'load'"); err != nil {
+		t.Fatal(err)
 	}
-	breaking("+")
 	if got := run([]string{"audit"}); got != 1 {
 		t.Errorf("an invariant is broken, and the exit code is %d", got)
 	}
-	breaking("-")
+	for range 2 { // the second finds nothing to do
+		if got := run([]string{"repair", "--sale-id=" + sale.ID.String()}); got != 0 {
+			t.Errorf("repairing gave exit code %d", got)
+		}
+	}
+	if got := run([]string{"audit"}); got != 0 {
+		t.Errorf("the counts are repaired, and the exit code is %d", got)
+	}
 }
 
 func freeAddress(t *testing.T) string {
@@ -111,8 +116,11 @@ func TestServeEndsGracefully(t *testing.T) {
 	if status, _ := get(t, "http://"+api+"/v1/stock"); status != http.StatusOK {
 		t.Errorf("the stock was answered with status %d", status)
 	}
-	if _, metrics := get(t, "http://"+admin+"/metrics"); !strings.Contains(metrics, `flashsale_answers_total{call="GET /v1/stock",outcome="open"} 1`) {
-		t.Error("the metrics do not count the answer")
+	_, metrics := get(t, "http://"+admin+"/metrics")
+	for _, want := range []string{`flashsale_answers_total{call="GET /v1/stock",outcome="open"} 1`, `flashsale_connection_hold_seconds_count{caller="probe"}`} {
+		if !strings.Contains(metrics, want) {
+			t.Errorf("the metrics lack %s", want)
+		}
 	}
 
 	// The sale's row is locked, so the claim waits.

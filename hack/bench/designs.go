@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"flashsale.dev/operator/reserver/admission"
 )
 
 var designSchema = []string{
@@ -153,19 +155,17 @@ func openDesign(ctx context.Context, name, dsn, process string, lines int) (*des
 	if name == "in-place" {
 		d.take, d.putOne = takeInPlace, putInPlace
 	}
-	free := make(chan *designLine, lines)
+	var serves []admission.Serve[string, uuid.UUID]
 	for i := range lines {
 		line := &designLine{name: fmt.Sprintf("%s/%d", process, i)}
 		if err := db.QueryRowContext(ctx, "SELECT MAX(next_unit) FROM design_tally").Scan(&line.next); err != nil {
 			return nil, errors.Join(err, db.Close())
 		}
-		free <- line
+		serves = append(serves, func(ctx context.Context, buyers []string) ([]uuid.UUID, error) {
+			return d.claimBatch(ctx, line, buyers)
+		})
 	}
-	queue, stop := newQueue(lines, func(ctx context.Context, buyers []string) ([]uuid.UUID, error) {
-		line := <-free
-		defer func() { free <- line }()
-		return d.claimBatch(ctx, line, buyers)
-	})
+	queue, stop := newQueue(serves...)
 	d.ask, d.stop = queue.Ask, stop
 	return d, nil
 }

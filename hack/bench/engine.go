@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -23,16 +22,13 @@ const (
 	maxConns = 16     // of a pod
 )
 
-// newQueue runs one of the product's queues: serve answers the requests that came together, in up to runs transactions at
-// once. stop ends it.
-func newQueue[Q, A any](runs int, serve func(ctx context.Context, batch []Q) ([]A, error)) (queue *admission.Queue[Q, A], stop func()) {
+// newQueue runs one of the product's queues. stop ends it.
+func newQueue[Q, A any](serves ...admission.Serve[Q, A]) (queue *admission.Queue[Q, A], stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	queue = admission.NewQueue(places, func(Q) int { return 1 }, serve)
-	for range runs {
-		wg.Go(func() { queue.Run(ctx) })
-	}
-	return queue, func() { cancel(); wg.Wait() }
+	queue = admission.NewQueue(places, func(Q) int { return 1 }, serves...)
+	done := make(chan struct{})
+	go func() { queue.Run(ctx); close(done) }()
+	return queue, func() { cancel(); <-done }
 }
 
 // engine is the product without HTTP and Kubernetes, wired as in a reservation pod.
@@ -68,25 +64,20 @@ func openEngine(ctx context.Context, dsn string, sale uuid.UUID, name string, li
 		return nil, err
 	}
 	e := &engine{store: store, sale: sale, name: name}
-	free := make(chan *inventory.Line, lines)
+	var claims []admission.Serve[inventory.Request, inventory.Result]
+	var pays []admission.Serve[inventory.Payment, inventory.Settlement]
 	for i := range lines {
-		free <- inventory.NewLine(fmt.Sprintf("%s/claim-%d", name, i))
+		line, desk := inventory.NewLine(fmt.Sprintf("%s/claim-%d", name, i)), fmt.Sprintf("%s/confirm-%d", name, i)
+		claims = append(claims, func(ctx context.Context, batch []inventory.Request) ([]inventory.Result, error) {
+			return store.Claim(ctx, sale, line, batch)
+		})
+		pays = append(pays, func(ctx context.Context, batch []inventory.Payment) ([]inventory.Settlement, error) {
+			return store.Confirm(ctx, sale, desk, batch)
+		})
 	}
 	var stopClaims, stopPay func()
-	e.claims, stopClaims = newQueue(lines, func(ctx context.Context, batch []inventory.Request) ([]inventory.Result, error) {
-		line := <-free // there are as many as transactions at once
-		defer func() { free <- line }()
-		return store.Claim(ctx, sale, line, batch)
-	})
-	desks := make(chan string, lines)
-	for i := range lines {
-		desks <- fmt.Sprintf("%s/confirm-%d", name, i)
-	}
-	e.pay, stopPay = newQueue(lines, func(ctx context.Context, batch []inventory.Payment) ([]inventory.Settlement, error) {
-		desk := <-desks
-		defer func() { desks <- desk }()
-		return store.Confirm(ctx, sale, desk, batch)
-	})
+	e.claims, stopClaims = newQueue(claims...)
+	e.pay, stopPay = newQueue(pays...)
 	e.stop = func() { stopClaims(); stopPay() }
 	return e, nil
 }

@@ -3,6 +3,7 @@ package admission
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 )
 
@@ -19,11 +20,11 @@ const (
 type Serve[Q, A any] func(ctx context.Context, batch []Q) ([]A, error)
 
 // Queue is where requests wait to share one transaction: while a commit is in flight, arrivals queue; the next batch takes
-// them all. An idle queue serves at once. Run may run several times at once: then the next batch is made while the one
-// before waits for the disk.
+// them all. An idle queue serves at once. With several serves, the next batch is made while the one before waits for the
+// disk.
 type Queue[Q, A any] struct {
 	units   func(Q) int
-	serve   Serve[Q, A]
+	serves  []Serve[Q, A]
 	waiting chan *waiter[Q, A]
 }
 
@@ -38,9 +39,10 @@ type answer[A any] struct {
 	err    error
 }
 
-// NewQueue makes a queue with room for places waiting requests; units says how many units a request moves.
-func NewQueue[Q, A any](places int, units func(Q) int, serve Serve[Q, A]) *Queue[Q, A] {
-	return &Queue[Q, A]{units: units, serve: serve, waiting: make(chan *waiter[Q, A], places)}
+// NewQueue makes a queue with room for places waiting requests; units says how many units a request moves. Each of serves
+// has one batch at a time.
+func NewQueue[Q, A any](places int, units func(Q) int, serves ...Serve[Q, A]) *Queue[Q, A] {
+	return &Queue[Q, A]{units: units, serves: serves, waiting: make(chan *waiter[Q, A], places)}
 }
 
 // Waiting is how many requests wait.
@@ -65,6 +67,14 @@ func (l *Queue[Q, A]) Ask(ctx context.Context, r Q) (result A, err error) {
 
 // Run serves the queue until the context ends.
 func (l *Queue[Q, A]) Run(ctx context.Context) {
+	var wg sync.WaitGroup
+	for _, serve := range l.serves {
+		wg.Go(func() { l.run(ctx, serve) })
+	}
+	wg.Wait()
+}
+
+func (l *Queue[Q, A]) run(ctx context.Context, serve Serve[Q, A]) {
 	var held *waiter[Q, A] // did not fit into the batch before
 	for {
 		first := held
@@ -95,19 +105,19 @@ func (l *Queue[Q, A]) Run(ctx context.Context) {
 			}
 		}
 		if len(batch) > 0 {
-			l.serveBatch(ctx, batch)
+			answerBatch(ctx, serve, batch)
 		}
 	}
 }
 
-func (l *Queue[Q, A]) serveBatch(ctx context.Context, batch []*waiter[Q, A]) {
+func answerBatch[Q, A any](ctx context.Context, serve Serve[Q, A], batch []*waiter[Q, A]) {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
 	requests := make([]Q, len(batch))
 	for i, w := range batch {
 		requests[i] = w.request
 	}
-	results, err := l.serve(ctx, requests)
+	results, err := serve(ctx, requests)
 	for i, w := range batch {
 		a := answer[A]{err: err}
 		if err == nil {

@@ -50,33 +50,28 @@ type Server struct {
 // New makes a server for a sale; pod is a name unique among the sale's processes.
 func New(store *inventory.Store, sale uuid.UUID, pod string, registry *prometheus.Registry, log *slog.Logger) *Server {
 	s := &Server{store: store, sale: sale, pod: pod, log: log, registry: registry, watch: admission.NewWatch(store, sale, log)}
-	free := make(chan *inventory.Line, lines)
-	for i := range lines {
-		free <- inventory.NewLine(fmt.Sprintf("%s/claim-%d", pod, i))
-	}
 	quantity := func(r inventory.Request) int { return r.Quantity }
-	s.claims = admission.NewQueue(linePlaces, quantity, func(ctx context.Context, batch []inventory.Request) ([]inventory.Result, error) {
-		line := <-free // there are as many as runs of the queue
-		defer func() { free <- line }()
-		s.batches.Observe(float64(len(batch)))
-		results, err := store.Claim(ctx, sale, line, batch)
-		if err != nil {
-			s.log.Warn("could not claim", "requests", len(batch), "error", err)
-		}
-		return results, err
-	})
+	one := func(inventory.Payment) int { return 1 } // its units stay where they are
+	var claims []admission.Serve[inventory.Request, inventory.Result]
+	var pays []admission.Serve[inventory.Payment, inventory.Settlement]
+	for i := range lines {
+		line, desk := inventory.NewLine(fmt.Sprintf("%s/claim-%d", pod, i)), fmt.Sprintf("%s/confirm-%d", pod, i)
+		claims = append(claims, func(ctx context.Context, batch []inventory.Request) ([]inventory.Result, error) {
+			s.batches.Observe(float64(len(batch)))
+			results, err := store.Claim(ctx, sale, line, batch)
+			if err != nil {
+				s.log.Warn("could not claim", "requests", len(batch), "error", err)
+			}
+			return results, err
+		})
+		pays = append(pays, func(ctx context.Context, batch []inventory.Payment) ([]inventory.Settlement, error) {
+			return store.Confirm(ctx, sale, desk, batch)
+		})
+	}
+	s.claims = admission.NewQueue(linePlaces, quantity, claims...)
+	s.pay = admission.NewQueue(linePlaces, one, pays...)
 	s.lookUp = admission.NewQueue(linePlaces, quantity, func(ctx context.Context, batch []inventory.Request) ([]inventory.Result, error) {
 		return store.LookUp(ctx, sale, s.watch.View().MaxPerBuyer, batch)
-	})
-	one := func(inventory.Payment) int { return 1 } // its units stay where they are
-	desks := make(chan string, lines)
-	for i := range lines {
-		desks <- fmt.Sprintf("%s/confirm-%d", pod, i)
-	}
-	s.pay = admission.NewQueue(linePlaces, one, func(ctx context.Context, batch []inventory.Payment) ([]inventory.Settlement, error) {
-		desk := <-desks
-		defer func() { desks <- desk }()
-		return store.Confirm(ctx, sale, desk, batch)
 	})
 	s.register()
 	return s
@@ -118,10 +113,8 @@ func (s *Server) register() {
 func (s *Server) Run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	for range lines {
-		go s.claims.Run(ctx)
-		go s.pay.Run(ctx)
-	}
+	go s.claims.Run(ctx)
+	go s.pay.Run(ctx)
 	go s.lookUp.Run(ctx)
 	s.watch.Run(ctx, func(ctx context.Context) {
 		n, err := s.store.Sweep(ctx, s.sale, s.pod, 500)
@@ -406,7 +399,6 @@ func (s *Server) confirm(w http.ResponseWriter, r *http.Request) string {
 		return refuse(w, p)
 	}
 	return s.change(w, r, "confirm a reservation", func(ctx context.Context, rid uuid.UUID) (*inventory.Reservation, error) {
-		defer s.watch.Nudge()
 		settled, err := s.pay.Ask(ctx, inventory.Payment{Reservation: rid, ID: body.PaymentID, PaidAt: paidAt})
 		if err != nil {
 			return nil, err

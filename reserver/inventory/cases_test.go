@@ -260,6 +260,22 @@ func blocked(t *testing.T, store *inventory.Store, sale inventory.Sale, line, ca
 	}, release
 }
 
+// killed runs f, whose last write goes to the tally row of line "dying", and kills its connection when everything else is
+// written.
+func killed(t *testing.T, store *inventory.Store, sale inventory.Sale, caller string, f func() error) {
+	t.Helper()
+	connection, release := blocked(t, store, sale, "dying", caller)
+	failed := make(chan error, 1)
+	go func() { failed <- f() }()
+	if _, err := testmysql.Admin(t).ExecContext(ctx, fmt.Sprint("KILL ", connection())); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-failed; inventory.Classify(err) != inventory.Unavailable {
+		t.Errorf("the killed %s gave %v", caller, err)
+	}
+	release()
+}
+
 // confirmAs confirms, and wants an answer in this state.
 func confirmAs(t testing.TB, store *inventory.Store, sale inventory.Sale, r *inventory.Reservation, payment string, want inventory.State) *inventory.Reservation {
 	t.Helper()
@@ -296,19 +312,10 @@ func lapse(t testing.TB, store *inventory.Store, sale inventory.Sale, r *invento
 func TestCase003(t *testing.T) {
 	store := testmysql.Store(t)
 	sale := testmysql.Sale(1).In(t, store)
-	connection, release := blocked(t, store, sale, "dying", "claim")
-	failed := make(chan error, 1)
-	go func() {
+	killed(t, store, sale, "claim", func() error {
 		_, err := store.Claim(ctx, sale.ID, inventory.NewLine("dying"), buyers(1, 1))
-		failed <- err
-	}()
-	if _, err := testmysql.Admin(t).ExecContext(ctx, fmt.Sprint("KILL ", connection())); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-failed; inventory.Classify(err) != inventory.Unavailable {
-		t.Errorf("the killed claim gave %v", err)
-	}
-	release()
+		return err
+	})
 	wantOutcome(t, claimOne(t, store, sale, "winner", 1), inventory.OutcomeHeld)
 	wantOutcome(t, claimOne(t, store, sale, "loser", 1), inventory.OutcomeAllHeld)
 	var rows int
@@ -1063,19 +1070,10 @@ func TestCase075(t *testing.T) {
 	store := testmysql.Store(t)
 	sale := testmysql.Sale(5).In(t, store)
 	r := claimOne(t, store, sale, "a", 1).Reservation
-	connection, release := blocked(t, store, sale, "dying", "confirm")
-	failed := make(chan error, 1)
-	go func() {
+	killed(t, store, sale, "confirm", func() error {
 		_, err := store.Confirm(ctx, sale.ID, "dying", []inventory.Payment{{Reservation: r.ID, ID: "pay"}})
-		failed <- err
-	}()
-	if _, err := testmysql.Admin(t).ExecContext(ctx, fmt.Sprint("KILL ", connection())); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-failed; inventory.Classify(err) != inventory.Unavailable {
-		t.Errorf("the killed confirmation gave %v", err)
-	}
-	release()
+		return err
+	})
 	wantCounts(t, store, sale, 4, 1, 0)
 	confirmAs(t, store, sale, r, "pay", inventory.Confirmed)
 	wantCounts(t, store, sale, 4, 0, 1)

@@ -319,7 +319,7 @@ func readBuyers(ctx context.Context, q *queries, sale uuid.UUID, names []string,
 		b := buyers[r.Buyer]
 		b.newest, b.earlier, b.sold = r.ID, earlier, bought
 		switch {
-		case r.State == Confirmed || r.State == RefundedKept:
+		case r.State == Confirmed || r.State == RefundedKept: // not Refunded: those units went back
 			b.sold += r.Quantity
 		case r.State == Held && r.ExpiresAt.After(now):
 			b.live = &r
@@ -398,9 +398,11 @@ func (c *claim) answerWithoutUnits(maxPerBuyer int) (wanted int) {
 	seen := make(map[string]bool, len(c.requests))
 	for i, r := range c.requests {
 		b := c.buyers[r.Buyer]
-		if k, stored := c.keys[hashOf(r)]; stored && r.Key != "" {
-			c.results[i] = k.answer(r)
-			continue
+		if r.Key != "" { // hashing is dear, and most have none
+			if k, stored := c.keys[hashOf(r)]; stored {
+				c.results[i] = k.answer(r)
+				continue
+			}
 		}
 		switch {
 		case b.live != nil:

@@ -237,8 +237,11 @@ func (s *Store) confirmLate(ctx context.Context, sale uuid.UUID, line string, p 
 	for rounds := 1; ; rounds++ {
 		l := &late{sale: sale, shelf: shelf{line: search}, payment: p}
 		err := s.settle(ctx, "confirm late", func(tx *queries) error { return l.run(ctx, tx) })
-		if !errors.Is(err, ErrBusy) || time.Now().After(giveUp) {
-			return l.answer, err
+		switch {
+		case err == nil:
+			return l.answer, nil
+		case !errors.Is(err, ErrBusy) || time.Now().After(giveUp):
+			return nil, err
 		}
 		if l.shelf.overdue {
 			if _, err := s.Sweep(ctx, sale, line, sweepInClaim); err != nil {

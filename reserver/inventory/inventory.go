@@ -108,6 +108,9 @@ const (
 	RefundDue    State = 7
 )
 
+// paid says that a payment took effect on the reservation, whatever came after.
+func (s State) paid() bool { return s == Confirmed || s == Refunded || s == RefundedKept }
+
 func (s State) String() string {
 	return [...]string{"", "HELD", "CONFIRMED", "RELEASED", "EXPIRED", "REFUNDED", "REFUNDED", "REFUND_DUE"}[s]
 }

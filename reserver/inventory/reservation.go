@@ -23,14 +23,22 @@ func (s *Store) Reservation(ctx context.Context, sale, reservation uuid.UUID) (*
 	if r.State == Held && r.lapsed {
 		r.State = Expired
 	}
-	if r.State == Confirmed || r.State == Refunded || r.State == RefundedKept {
-		err := s.queries("reservation").row(ctx, "SELECT payment_id FROM flashsale_ledger WHERE sale_id = ? AND reservation_id = ? AND due_payment_id = ''",
-			id(sale), id(reservation)).Scan(&r.PaymentID)
-		if err != nil {
-			return nil, fmt.Errorf("reading the reservation's payment: %w", err)
+	if r.State.paid() {
+		if r.PaymentID, err = readPayment(ctx, s.queries("reservation"), sale, reservation); err != nil {
+			return nil, err
 		}
 	}
 	return &r.Reservation, nil
+}
+
+// readPayment gives the payment that sold a reservation.
+func readPayment(ctx context.Context, q *queries, sale, reservation uuid.UUID) (payment string, err error) {
+	err = q.row(ctx, "SELECT payment_id FROM flashsale_ledger WHERE sale_id = ? AND reservation_id = ? AND due_payment_id = ''",
+		id(sale), id(reservation)).Scan(&payment)
+	if err != nil {
+		return "", fmt.Errorf("reading the reservation's payment: %w", err)
+	}
+	return payment, nil
 }
 
 // stored is a reservation's row.
@@ -102,10 +110,10 @@ func (s *Store) Release(ctx context.Context, sale, reservation uuid.UUID, line s
 		if r, err = lockReservation(ctx, tx, sale, reservation); err != nil {
 			return err
 		}
-		switch r.State {
-		case Confirmed, Refunded, RefundedKept:
+		switch {
+		case r.State.paid():
 			return ErrConfirmed
-		case Released, Expired:
+		case r.State != Held:
 			return nil
 		}
 		err = tx.change(ctx, 1, "releasing the reservation", `UPDATE flashsale_reservation FORCE INDEX (PRIMARY) SET state = ?, changed_at = UTC_TIMESTAMP(6)
@@ -132,16 +140,12 @@ func (s *Store) Refund(ctx context.Context, sale, reservation uuid.UUID, line st
 		if err != nil && !errors.Is(err, ErrNotFound) {
 			return err
 		}
-		if r == nil || r.State != Confirmed && r.State != Refunded && r.State != RefundedKept {
+		if r == nil || !r.State.paid() {
 			r, err = refundDue(ctx, tx, sale, reservation, r)
 			return err
 		}
-		err = tx.row(ctx, "SELECT payment_id FROM flashsale_ledger WHERE sale_id = ? AND reservation_id = ? AND due_payment_id = ''", id(sale), id(reservation)).Scan(&r.PaymentID)
-		if err != nil {
-			return fmt.Errorf("reading the reservation's payment: %w", err)
-		}
-		if r.State != Confirmed {
-			return nil
+		if r.PaymentID, err = readPayment(ctx, tx, sale, reservation); err != nil || r.State != Confirmed {
+			return err
 		}
 		r.State = RefundedKept
 		if restock {
@@ -155,7 +159,7 @@ func (s *Store) Refund(ctx context.Context, sale, reservation uuid.UUID, line st
 		if err != nil {
 			return err
 		}
-		err = tx.change(ctx, 1, "recording the refund", "UPDATE flashsale_ledger SET refunded_at = UTC_TIMESTAMP(6) WHERE sale_id = ? AND reservation_id = ? AND due_payment_id = ''",
+		err = tx.change(ctx, 1, "recording the refund", "UPDATE flashsale_ledger FORCE INDEX (reservation) SET refunded_at = UTC_TIMESTAMP(6) WHERE sale_id = ? AND reservation_id = ? AND due_payment_id = ''",
 			id(sale), id(r.ID))
 		if err != nil || !restock {
 			return err
@@ -171,8 +175,8 @@ func (s *Store) Refund(ctx context.Context, sale, reservation uuid.UUID, line st
 // refundDue records that the payments due to be refunded for a reservation, which may not exist, were.
 func refundDue(ctx context.Context, tx *queries, sale, reservation uuid.UUID, r *stored) (*stored, error) {
 	var due Reservation
-	err := tx.row(ctx, `SELECT payment_id, buyer, quantity, reason FROM flashsale_ledger
-		WHERE sale_id = ? AND reservation_id = ? AND due_payment_id <> '' ORDER BY payment_id LIMIT 1 FOR UPDATE`, id(sale), id(reservation)).
+	err := tx.row(ctx, `SELECT payment_id, buyer, quantity, reason FROM flashsale_ledger FORCE INDEX (reservation)
+		WHERE sale_id = ? AND reservation_id = ? AND due_payment_id <> '' ORDER BY due_payment_id LIMIT 1 FOR UPDATE`, id(sale), id(reservation)).
 		Scan(&due.PaymentID, &due.Buyer, &due.Quantity, &due.Reason)
 	if errors.Is(err, sql.ErrNoRows) {
 		if r == nil {
@@ -183,7 +187,7 @@ func refundDue(ctx context.Context, tx *queries, sale, reservation uuid.UUID, r 
 	if err != nil {
 		return nil, fmt.Errorf("reading the refund due: %w", err)
 	}
-	_, err = tx.run(ctx, `UPDATE flashsale_ledger SET refunded_at = UTC_TIMESTAMP(6)
+	_, err = tx.run(ctx, `UPDATE flashsale_ledger FORCE INDEX (reservation) SET refunded_at = UTC_TIMESTAMP(6)
 		WHERE sale_id = ? AND reservation_id = ? AND due_payment_id <> '' AND refunded_at IS NULL`, id(sale), id(reservation))
 	if err != nil {
 		return nil, fmt.Errorf("recording the refund: %w", err)

@@ -160,7 +160,7 @@ func (s *Store) Check(ctx context.Context) (warning *SetupError, err error) {
 	}
 	if maxConnections < minConnections {
 		return nil, &SetupError{Reason: ReasonTooManyConnections, Message: fmt.Sprintf(
-			"max_connections is %d, too few for reservation pods (17 each), sweeper (3) and operator (9): set it to %d or more", maxConnections, minConnections)}
+			"max_connections is %d, too few for reservation pods (16 each), sweeper (4) and operator (9): set it to %d or more", maxConnections, minConnections)}
 	}
 	if flush != 1 || binlog && syncBinlog != 1 {
 		return &SetupError{Reason: ReasonNotDurable, Message: fmt.Sprintf(

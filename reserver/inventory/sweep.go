@@ -3,9 +3,7 @@ package inventory
 import (
 	"context"
 	"database/sql"
-	"encoding/hex"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -90,16 +88,17 @@ func takeWaves(ctx context.Context, tx *queries, sale uuid.UUID, limit int) ([]w
 }
 
 // lockLapsed locks the holds of the waves that are live still; left are those it could not.
-func lockLapsed(ctx context.Context, tx *queries, sale uuid.UUID, waves []wave) (lapsed []*Reservation, left []uuid.UUID, err error) {
-	v, n := newValues(""), 0
+func lockLapsed(ctx context.Context, tx *queries, sale uuid.UUID, waves []wave) (lapsed []*Reservation, left map[uuid.UUID]bool, err error) {
+	v, n := newValues(" FROM flashsale_reservation FORCE INDEX (PRIMARY) WHERE sale_id = ").bytes(id(sale)).text(" AND state = 1 AND reservation_id IN ("), 0
 	for _, w := range waves {
 		for _, rid := range w.ids {
 			v.next(n).bytes(id(rid))
 			n++
 		}
 	}
-	where := " FROM flashsale_reservation FORCE INDEX (PRIMARY) WHERE sale_id = 0x" + hex.EncodeToString(id(sale)) + " AND state = 1 AND reservation_id IN (" + v.String() + ")"
+	where := v.text(")").String()
 	locked := make(map[uuid.UUID]bool, n)
+	left = map[uuid.UUID]bool{}
 	units := 0
 	err = tx.each(ctx, func(rows *sql.Rows) error {
 		r := &Reservation{}
@@ -125,7 +124,7 @@ func lockLapsed(ctx context.Context, tx *queries, sale uuid.UUID, waves []wave) 
 				return err
 			}
 			if !locked[uuid.UUID(rid)] {
-				left = append(left, uuid.UUID(rid))
+				left[uuid.UUID(rid)] = true
 			}
 			return nil
 		}, "SELECT reservation_id"+where)
@@ -137,11 +136,11 @@ func lockLapsed(ctx context.Context, tx *queries, sale uuid.UUID, waves []wave) 
 }
 
 // dropWaves deletes waves, but keeps what is left of them; it says how many it deleted.
-func dropWaves(ctx context.Context, tx *queries, sale uuid.UUID, waves []wave, left []uuid.UUID) (dropped int, err error) {
+func dropWaves(ctx context.Context, tx *queries, sale uuid.UUID, waves []wave, left map[uuid.UUID]bool) (dropped int, err error) {
 	for _, w := range waves {
 		var rest []byte
-		for _, rid := range left {
-			if slices.Contains(w.ids, rid) {
+		for _, rid := range w.ids {
+			if left[rid] {
 				rest = append(rest, rid[:]...)
 			}
 		}

@@ -61,7 +61,7 @@ CREATE TABLE IF NOT EXISTS flashsale_reservation (
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
 
 -- Holds that were granted together lapse together: one row for all of a transaction. It is where sweepers look, instead of
--- an index entry per hold, which would cost a claim a quarter more and a confirmation half. Holds that ended otherwise stay
+-- an index entry per hold, which every claim, confirmation and sweep would have to write. Holds that ended otherwise stay
 -- in the row until its time comes.
 CREATE TABLE IF NOT EXISTS flashsale_wave (
   sale_id         BINARY(16)  NOT NULL,

@@ -13,6 +13,7 @@ var ErrFull = errors.New("the queue is full")
 const (
 	maxBatch      = 1024 // requests that share a transaction
 	maxBatchUnits = 4000 // units that one transaction moves
+	worthwhile    = 256  // requests, at least, for which a transaction is made beside another
 	batchTimeout  = 5 * time.Second
 )
 
@@ -20,12 +21,13 @@ const (
 type Serve[Q, A any] func(ctx context.Context, batch []Q) ([]A, error)
 
 // Queue is where requests wait to share one transaction: while a commit is in flight, arrivals queue; the next batch takes
-// them all. An idle queue serves at once. With several serves, the next batch is made while the one before waits for the
-// disk.
+// them all. An idle queue serves at once. With several serves, a large batch is made while the one before waits for the disk; a
+// small one waits until that is done, because each transaction has a cost of its own, and pods share the database.
 type Queue[Q, A any] struct {
 	units   func(Q) int
 	serves  []Serve[Q, A]
 	waiting chan *waiter[Q, A]
+	wake    chan struct{} // something has arrived, or a serve is free
 }
 
 type waiter[Q, A any] struct {
@@ -42,7 +44,7 @@ type answer[A any] struct {
 // NewQueue makes a queue with room for places waiting requests; units says how many units a request moves. Each of serves
 // has one batch at a time.
 func NewQueue[Q, A any](places int, units func(Q) int, serves ...Serve[Q, A]) *Queue[Q, A] {
-	return &Queue[Q, A]{units: units, serves: serves, waiting: make(chan *waiter[Q, A], places)}
+	return &Queue[Q, A]{units: units, serves: serves, waiting: make(chan *waiter[Q, A], places), wake: make(chan struct{}, 1)}
 }
 
 // Waiting is how many requests wait.
@@ -54,6 +56,7 @@ func (l *Queue[Q, A]) Ask(ctx context.Context, r Q) (result A, err error) {
 	w := &waiter[Q, A]{request: r, ctx: ctx, answer: make(chan answer[A], 1)}
 	select {
 	case l.waiting <- w:
+		l.signal()
 	default:
 		return result, ErrFull
 	}
@@ -65,52 +68,76 @@ func (l *Queue[Q, A]) Ask(ctx context.Context, r Q) (result A, err error) {
 	}
 }
 
-// Run serves the queue until the context ends.
-func (l *Queue[Q, A]) Run(ctx context.Context) {
-	var wg sync.WaitGroup
-	for _, serve := range l.serves {
-		wg.Go(func() { l.run(ctx, serve) })
+func (l *Queue[Q, A]) signal() {
+	select {
+	case l.wake <- struct{}{}:
+	default: // somebody did
 	}
-	wg.Wait()
 }
 
-func (l *Queue[Q, A]) run(ctx context.Context, serve Serve[Q, A]) {
+// Run serves the queue until the context ends.
+func (l *Queue[Q, A]) Run(ctx context.Context) {
+	idle := make(chan Serve[Q, A], len(l.serves))
+	for _, serve := range l.serves {
+		idle <- serve
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
 	var held *waiter[Q, A] // did not fit into the batch before
+	last := 0              // size of the batch before
 	for {
-		first := held
-		held = nil
-		if first == nil {
-			select {
-			case first = <-l.waiting:
-			case <-ctx.Done():
-				return
-			}
+		select {
+		case <-l.wake:
+		case <-ctx.Done():
+			return
 		}
-		var batch []*waiter[Q, A]
-		units := 0
-		for w := first; w != nil; {
-			switch {
-			case w.ctx.Err() != nil: // left: a unit would be held for nobody
-			case units > 0 && units+l.units(w.request) > maxBatchUnits:
-				held = w
-			default:
-				batch, units = append(batch, w), units+l.units(w.request)
+		for {
+			n, free := len(l.waiting), len(idle)
+			if held != nil {
+				n++
 			}
-			w = nil
-			if held == nil && len(batch) < maxBatch {
-				select {
-				case w = <-l.waiting:
-				default:
-				}
+			if n == 0 || free == 0 || free < len(l.serves) && n < max(worthwhile, last/2) {
+				break
 			}
-		}
-		if len(batch) > 0 {
-			answerBatch(ctx, serve, batch)
+			var batch []*waiter[Q, A]
+			batch, held = l.next(held)
+			last = len(batch)
+			serve := <-idle
+			wg.Go(func() {
+				answerBatch(ctx, serve, batch)
+				idle <- serve
+				l.signal()
+			})
 		}
 	}
+}
+
+// next takes a batch from the queue, first what is held; that one that does not fit is held for the next.
+func (l *Queue[Q, A]) next(held *waiter[Q, A]) (batch []*waiter[Q, A], over *waiter[Q, A]) {
+	units := 0
+	for w := held; len(batch) < maxBatch; w = nil {
+		if w == nil {
+			select {
+			case w = <-l.waiting:
+			default:
+				return batch, nil
+			}
+		}
+		if w.ctx.Err() != nil { // left: a unit would be held for nobody
+			continue
+		}
+		if units += l.units(w.request); units > maxBatchUnits && len(batch) > 0 {
+			return batch, w
+		}
+		batch = append(batch, w)
+	}
+	return batch, nil
 }
 
 func answerBatch[Q, A any](ctx context.Context, serve Serve[Q, A], batch []*waiter[Q, A]) {
+	if len(batch) == 0 {
+		return
+	}
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
 	requests := make([]Q, len(batch))

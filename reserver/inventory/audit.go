@@ -121,7 +121,7 @@ func (s *Store) inSnapshot(ctx context.Context, caller string, f func(q *queries
 		return fmt.Errorf("beginning a snapshot: %w", err)
 	}
 	defer func() { _ = tx.Rollback() }()
-	return f(&queries{tx, commentFor(caller)})
+	return f(&queries{q: tx, comment: commentFor(caller)})
 }
 
 // Audit proves the invariants from the rows, in one consistent snapshot, without a lock. A sale that does not exist is
@@ -198,7 +198,7 @@ func (s *Store) Repair(ctx context.Context, sale uuid.UUID) (changed Counts, err
 		}
 		rest := changed
 		rest.Available -= rows - loaded
-		return tally(ctx, tx, sale, "repair", rest, 0)
+		return tx.change(ctx, tally(sale, "repair", rest, 0))
 	})
 	return changed, err
 }

@@ -7,6 +7,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -52,8 +53,9 @@ type Result struct {
 type Line struct {
 	name         string
 	next         int64     // where to look for fresh units; 0 before the first claim
+	units        int64     // of the sale, as the last batch read it
 	missingSince time.Time // since when units are available that the line does not find
-	known        bool      // the last batch had buyers who had reservations before
+	hopeful      bool      // the last batch was of new buyers, and found units for all
 }
 
 // NewLine makes a line. The name must be unique among the running lines of the sale; its tally row carries it.
@@ -86,10 +88,10 @@ func (s *Store) Claim(ctx context.Context, sale uuid.UUID, line *Line, requests 
 			batch[i] = requests[p]
 		}
 		var c *claim
-		strangers := !line.known && !slices.ContainsFunc(batch, func(r Request) bool { return r.Key != "" })
+		hopeful := line.hopeful && !slices.ContainsFunc(batch, func(r Request) bool { return r.Key != "" })
 		err := retry(ctx, func() error {
-			c = &claim{store: s, sale: sale, requests: batch, results: make([]Result, len(batch)), shelf: shelf{line: line}, strangers: strangers}
-			strangers = false
+			c = &claim{store: s, sale: sale, requests: batch, results: make([]Result, len(batch)), shelf: shelf{line: line}, hopeful: hopeful}
+			hopeful = false
 			return c.run(ctx)
 		})
 		if err != nil {
@@ -149,9 +151,9 @@ type claim struct {
 	buyers   map[string]*buyer  // what the batch's buyers have
 	keys     map[hash]storedKey // the keys that are stored
 	shelf    shelf
-	// strangers says that the buyers are taken for new ones without being looked up. If one is not, or if not every request
-	// gets its units, that was wrong: run fails with a conflict, and the next attempt looks them up.
-	strangers bool
+	// hopeful takes the buyers for new ones, without looking them up, and units for granted: one round trip locks all. When that
+	// was wrong, run fails with a conflict, and the next attempt looks.
+	hopeful bool
 }
 
 // run fills results, or fails with nothing changed.
@@ -159,42 +161,31 @@ func (c *claim) run(ctx context.Context) error {
 	var granted []*Reservation
 	err := c.store.inTx(ctx, "claim", func(tx *queries) error {
 		granted = nil
-		window, err := readWindow(ctx, tx, c.sale)
-		if err != nil {
+		window, units, err := c.look(ctx, tx)
+		if err != nil || window.Gate(window.Now) == GateNotOpen {
 			return err
 		}
-		if window.Gate(window.Now) == GateNotOpen { // nobody holds anything yet
-			c.refuseAll(GateNotOpen)
-			return nil
-		}
-		// Locked, so that a buyer's claims and confirmations take turns.
-		if err := c.readBuyers(ctx, tx, " FOR UPDATE"); err != nil {
-			return err
-		}
-		wanted := c.answerWithoutUnits(window.MaxPerBuyer)
-		if c.strangers && slices.ContainsFunc(c.results, func(r Result) bool { return r.Outcome != 0 }) {
-			return errNotStrangers // beyond the limit, unless the buyer holds something already
-		}
+		wanted := c.wanted()
 		gate := window.Gate(window.Now)
-		var units taken
 		if gate == GateOpen && wanted > 0 {
-			if units, err = c.shelf.take(ctx, tx, c.sale, wanted, window.Units); err != nil {
-				return err
+			if !c.hopeful {
+				if units, err = c.shelf.take(ctx, tx, c.sale, wanted, window.Units); err != nil {
+					return err
+				}
 			}
 			// The row locks waited for may have cost time: the grant counts from now on, when everything waited for is locked.
 			gate = window.Gate(units.at)
 		}
+		free := Counts{Available: int64(units.len())}
+		short := units.len() < wanted
+		c.shelf.line.units, c.shelf.line.hopeful = window.Units, gate == GateOpen && !short && !c.anyKnown()
+		if c.hopeful && !c.shelf.line.hopeful {
+			return errHope
+		}
 		if gate != GateOpen {
-			if c.strangers { // or one who has a reservation would not be told of it
-				return errNotStrangers
-			}
 			c.refuseAll(gate)
 		} else if wanted > 0 {
-			free := Counts{Available: int64(units.len())}
-			if units.len() < wanted {
-				if c.strangers {
-					return errNotStrangers
-				}
+			if short {
 				if free, err = c.shelf.short(ctx, tx, c.sale, units.len()); err != nil {
 					return err
 				}
@@ -202,10 +193,10 @@ func (c *claim) run(ctx context.Context) error {
 			granted = c.assign(units.all(), free, units.at, window.HoldTTL)
 			c.shelf.leave(units, granted)
 		}
-		if err := c.writeKeys(ctx, tx); err != nil || len(granted) == 0 {
-			return err
+		if changes := append(c.keysStored(), c.grants(granted, units)...); len(changes) > 0 {
+			return tx.change(ctx, changes...)
 		}
-		return c.write(ctx, tx, granted, units)
+		return nil
 	})
 	var commit *CommitError
 	if errors.As(err, &commit) {
@@ -213,9 +204,37 @@ func (c *claim) run(ctx context.Context) error {
 	}
 	if err == nil {
 		c.shelf.commit()
-		c.shelf.line.known = c.anyKnown()
 	}
 	return err
+}
+
+// look reads the sale, locks what the buyers have so that a buyer's claims and confirmations take turns, and answers what needs
+// no units. When hopeful, it locks units instead.
+func (c *claim) look(ctx context.Context, tx *queries) (window Snapshot, units taken, err error) {
+	reads := []read{windowRead(c.sale, &window)}
+	if c.hopeful {
+		c.buyers = newBuyers(c.requests)
+		reads = append(reads, c.shelf.scan(c.sale, c.wanted(), c.shelf.line.units, &units)...)
+	} else {
+		reads = append(reads, c.buyersReads(" FOR UPDATE")...)
+	}
+	err = tx.read(ctx, reads...)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return window, units, ErrNoSale
+	case err != nil:
+		return window, units, fmt.Errorf("reading the sale and its buyers: %w", err)
+	case c.hopeful && (window.Units != c.shelf.line.units || window.Gate(window.Now) != GateOpen):
+		return window, units, errHope
+	case window.Gate(window.Now) == GateNotOpen: // nobody holds anything yet
+		c.refuseAll(GateNotOpen)
+		return window, units, nil
+	}
+	c.answerWithoutUnits(window.MaxPerBuyer)
+	if c.hopeful && slices.ContainsFunc(c.results, func(r Result) bool { return r.Outcome != 0 }) {
+		err = errHope // beyond the limit, unless the buyer holds something already
+	}
+	return window, units, err
 }
 
 // refuseAll says that the gate is shut, to all but those who have a reservation or misuse a key.
@@ -228,24 +247,22 @@ func (c *claim) refuseAll(gate Gate) {
 	}
 }
 
-// readWindow reads the sale's row and shares it until the commit, so that Register and CloseSale wait for this transaction.
+// windowRead reads the sale's row and shares it until the commit, so that Register and CloseSale wait for this transaction.
 // It carries no counts.
-func readWindow(ctx context.Context, tx *queries, sale uuid.UUID) (*Snapshot, error) {
-	w := &Snapshot{Sale: Sale{ID: sale}}
+func windowRead(sale uuid.UUID, w *Snapshot) read {
+	w.ID = sale
 	var ends, loadedAt, closedAt sql.NullTime
 	var ttl int64
-	err := tx.row(ctx, `SELECT units, starts_at, ends_at, hold_ttl_us, max_per_buyer, refuse_late, suspended, draining, loaded_at, closed_at, UTC_TIMESTAMP(6)
-		FROM flashsale_sale WHERE sale_id = ? LOCK IN SHARE MODE`, id(sale)).
-		Scan(&w.Units, &w.StartsAt, &ends, &ttl, &w.MaxPerBuyer, &w.RefuseLate, &w.Suspended, &w.Draining, &loadedAt, &closedAt, &w.Now)
-	if errors.Is(err, sql.ErrNoRows) {
-		return nil, ErrNoSale
+	r := oneRow([]any{&w.Units, &w.StartsAt, &ends, &ttl, &w.MaxPerBuyer, &w.RefuseLate, &w.Suspended, &w.Draining, &loadedAt, &closedAt, &w.Now},
+		`SELECT units, starts_at, ends_at, hold_ttl_us, max_per_buyer, refuse_late, suspended, draining, loaded_at, closed_at, UTC_TIMESTAMP(6)
+		FROM flashsale_sale WHERE sale_id = ? LOCK IN SHARE MODE`, id(sale))
+	found := r.after
+	r.after = func() error {
+		w.EndsAt, w.LoadedAt, w.ClosedAt = ends.Time, loadedAt.Time, closedAt.Time
+		w.HoldTTL = time.Duration(ttl) * time.Microsecond
+		return found()
 	}
-	if err != nil {
-		return nil, fmt.Errorf("reading the sale's window: %w", err)
-	}
-	w.EndsAt, w.LoadedAt, w.ClosedAt = ends.Time, loadedAt.Time, closedAt.Time
-	w.HoldTTL = time.Duration(ttl) * time.Microsecond
-	return w, nil
+	return r
 }
 
 // buyer is what a buyer has, as the newest of his reservations tells.
@@ -264,27 +281,29 @@ func (b *buyer) has() int {
 	return b.sold
 }
 
-// readBuyers reads what the batch's buyers have, and which of their keys are stored.
-func (c *claim) readBuyers(ctx context.Context, q *queries, lock string) (err error) {
-	if c.strangers {
-		c.buyers = make(map[string]*buyer, len(c.requests))
-		for _, r := range c.requests {
-			c.buyers[r.Buyer] = &buyer{}
-		}
-		return nil
+// newBuyers takes the buyers for such as have nothing yet.
+func newBuyers(requests []Request) map[string]*buyer {
+	buyers := make(map[string]*buyer, len(requests))
+	for _, r := range requests {
+		buyers[r.Buyer] = &buyer{}
 	}
-	names := make([]string, 0, len(c.requests))
+	return buyers
+}
+
+// buyersReads read what the batch's buyers have, and which of their keys are stored.
+func (c *claim) buyersReads(lock string) []read {
+	c.buyers, c.keys = newBuyers(c.requests), map[hash]storedKey{}
+	reads := []read{buyersRead(c.sale, c.buyers, lock)}
 	var hashes []hash
 	for _, r := range c.requests {
-		names = append(names, r.Buyer)
 		if r.Key != "" {
 			hashes = append(hashes, hashOf(r))
 		}
 	}
-	if c.buyers, err = readBuyers(ctx, q, c.sale, names, lock); err == nil {
-		c.keys, err = readKeys(ctx, q, c.sale, hashes)
+	if len(hashes) > 0 {
+		reads = append(reads, keysRead(c.sale, hashes, c.keys))
 	}
-	return err
+	return reads
 }
 
 // anyKnown says whether a buyer of the batch had a reservation before.
@@ -297,17 +316,14 @@ func (c *claim) anyKnown() bool {
 	return false
 }
 
-func readBuyers(ctx context.Context, q *queries, sale uuid.UUID, names []string, lock string) (map[string]*buyer, error) {
-	slices.Sort(names) // one order of locks for all batches
-	names = slices.Compact(names)
+// buyersRead reads what buyers have, by their names.
+func buyersRead(sale uuid.UUID, buyers map[string]*buyer, lock string) read {
 	v := newValues("SELECT buyer, reservation_id, earlier, bought, quantity, state, granted_at, expires_at, UTC_TIMESTAMP(6) FROM flashsale_reservation FORCE INDEX (buyer) WHERE sale_id = ").
 		bytes(id(sale)).text(" AND superseded = 0 AND buyer IN (")
-	buyers := make(map[string]*buyer, len(names))
-	for i, n := range names {
+	for i, n := range slices.Sorted(maps.Keys(buyers)) { // one order of locks for all batches
 		v.next(i).bytes([]byte(n))
-		buyers[n] = &buyer{}
 	}
-	err := q.each(ctx, func(rows *sql.Rows) error {
+	return read{query: v.text(") ORDER BY buyer").text(lock).String(), each: func(rows *sql.Rows) error {
 		var name, rid []byte
 		var now time.Time
 		var r Reservation
@@ -325,11 +341,7 @@ func readBuyers(ctx context.Context, q *queries, sale uuid.UUID, names []string,
 			b.live = &r
 		}
 		return nil
-	}, v.text(") ORDER BY buyer").text(lock).String())
-	if err != nil {
-		return nil, fmt.Errorf("reading the buyers: %w", err)
-	}
-	return buyers, nil
+	}}
 }
 
 // hash stands for a buyer's key in the database.
@@ -346,11 +358,7 @@ type storedKey struct {
 	reservation *Reservation
 }
 
-func readKeys(ctx context.Context, q *queries, sale uuid.UUID, hashes []hash) (map[hash]storedKey, error) {
-	keys := make(map[hash]storedKey, len(hashes))
-	if len(hashes) == 0 {
-		return keys, nil
-	}
+func keysRead(sale uuid.UUID, hashes []hash, into map[hash]storedKey) read {
 	v := newValues(`SELECT k.key_hash, k.quantity, r.reservation_id, r.buyer, r.quantity,
 		IF(r.state = 1 AND r.expires_at <= UTC_TIMESTAMP(6), 4, r.state), r.granted_at, r.expires_at
 		FROM flashsale_key k JOIN flashsale_reservation r ON r.sale_id = k.sale_id AND r.reservation_id = k.reservation_id
@@ -358,7 +366,7 @@ func readKeys(ctx context.Context, q *queries, sale uuid.UUID, hashes []hash) (m
 	for i, h := range hashes {
 		v.next(i).bytes(h[:])
 	}
-	err := q.each(ctx, func(rows *sql.Rows) error {
+	return read{query: v.text(")").String(), each: func(rows *sql.Rows) error {
 		var h, rid, name []byte
 		k := storedKey{reservation: &Reservation{}}
 		r := k.reservation
@@ -366,13 +374,9 @@ func readKeys(ctx context.Context, q *queries, sale uuid.UUID, hashes []hash) (m
 			return err
 		}
 		r.ID, r.Buyer = uuid.UUID(rid), string(name)
-		keys[hash(h)] = k
+		into[hash(h)] = k
 		return nil
-	}, v.text(")").String())
-	if err != nil {
-		return nil, fmt.Errorf("reading idempotency keys: %w", err)
-	}
-	return keys, nil
+	}}
 }
 
 // LookUp answers what can be answered without units: replays and limits. The others get no Outcome; one of them that has a
@@ -380,8 +384,8 @@ func readKeys(ctx context.Context, q *queries, sale uuid.UUID, hashes []hash) (m
 // when memory already knows that the shelf is empty.
 func (s *Store) LookUp(ctx context.Context, sale uuid.UUID, maxPerBuyer int, requests []Request) ([]Result, error) {
 	c := claim{sale: sale, requests: requests, results: make([]Result, len(requests))}
-	if err := c.readBuyers(ctx, s.queries("look up"), ""); err != nil {
-		return nil, err
+	if err := s.queries("look up").read(ctx, c.buyersReads("")...); err != nil {
+		return nil, fmt.Errorf("reading the buyers: %w", err)
 	}
 	c.answerWithoutUnits(maxPerBuyer)
 	for i := range c.results {
@@ -392,10 +396,8 @@ func (s *Store) LookUp(ctx context.Context, sale uuid.UUID, maxPerBuyer int, req
 	return c.results, nil
 }
 
-// answerWithoutUnits answers replays and limits, and gives how many units the other requests ask for together.
-// A buyer's second request in the batch waits for the first one's answer.
-func (c *claim) answerWithoutUnits(maxPerBuyer int) (wanted int) {
-	seen := make(map[string]bool, len(c.requests))
+// answerWithoutUnits answers replays and limits. A buyer's second request in the batch waits for the first one's answer.
+func (c *claim) answerWithoutUnits(maxPerBuyer int) {
 	for i, r := range c.requests {
 		b := c.buyers[r.Buyer]
 		if r.Key != "" { // hashing is dear, and most have none
@@ -409,12 +411,20 @@ func (c *claim) answerWithoutUnits(maxPerBuyer int) (wanted int) {
 			c.results[i] = Result{Outcome: OutcomeReplay, Reservation: b.live, keep: r.Key != ""}
 		case b.sold+r.Quantity > maxPerBuyer:
 			c.results[i] = Result{Outcome: OutcomeLimit, AlreadySold: b.sold}
-		case !seen[r.Buyer]:
-			seen[r.Buyer] = true
-			wanted += r.Quantity
 		}
 	}
-	return wanted
+}
+
+// wanted is how many units the requests without an answer ask for together, each buyer's first one.
+func (c *claim) wanted() (units int) {
+	seen := make(map[string]bool, len(c.requests))
+	for i, r := range c.requests {
+		if c.results[i].Outcome == 0 && !seen[r.Buyer] {
+			seen[r.Buyer] = true
+			units += r.Quantity
+		}
+	}
+	return units
 }
 
 // answer is what a request gets whose key was used before.
@@ -464,8 +474,8 @@ func (c *claim) assign(units []int64, free Counts, now time.Time, ttl time.Durat
 	return granted
 }
 
-// writeKeys stores the keys of the requests that are answered with a reservation for the first time.
-func (c *claim) writeKeys(ctx context.Context, tx *queries) error {
+// keysStored stores the keys of the requests that are answered with a reservation for the first time.
+func (c *claim) keysStored() []change {
 	v, n := newValues("INSERT INTO flashsale_key (sale_id, key_hash, quantity, reservation_id) VALUES "), 0
 	for i, r := range c.requests {
 		if !c.results[i].keep {
@@ -483,33 +493,31 @@ func (c *claim) writeKeys(ctx context.Context, tx *queries) error {
 	if n == 0 {
 		return nil
 	}
-	return tx.change(ctx, n, "storing idempotency keys", v.String())
+	return []change{changing(n, "storing idempotency keys", v.String())}
 }
 
-// write moves the granted units and records who has them.
-func (c *claim) write(ctx context.Context, tx *queries, granted []*Reservation, units taken) error {
-	if err := c.writeReservations(ctx, tx, granted); err != nil {
-		return err
+// grants moves the units of the granted reservations, and records who has them.
+func (c *claim) grants(granted []*Reservation, units taken) []change {
+	if len(granted) == 0 {
+		return nil
 	}
-	n, err := units.give(ctx, tx, c.sale, granted)
-	if err != nil {
-		return err
+	n := int64(0)
+	for _, r := range granted {
+		n += int64(r.Quantity)
 	}
 	// They were granted together, and lapse together.
-	v := newValues("INSERT INTO flashsale_wave (sale_id, lapses_at, wave_id, reservation_ids) VALUES (").
-		bytes(id(c.sale)).comma().time(granted[0].ExpiresAt).comma().bytes(id(uuid.Must(uuid.NewV7()))).comma().bytes(joinIDs(granted)).text(")")
-	if err := tx.change(ctx, 1, "recording when they lapse", v.String()); err != nil {
-		return err
-	}
-	if err := writeEvents(ctx, tx, c.sale, eventHeld, granted); err != nil {
-		return err
-	}
-	return tally(ctx, tx, c.sale, c.shelf.line.name, Counts{Available: -n, Held: n}, c.shelf.next)
+	wave := newValues("INSERT INTO flashsale_wave (sale_id, lapses_at, wave_id, reservation_ids) VALUES (").
+		bytes(id(c.sale)).comma().time(granted[0].ExpiresAt).comma().bytes(id(uuid.Must(uuid.NewV7()))).comma().bytes(joinIDs(granted)).text(")").String()
+	return slices.Concat(c.newest(granted), units.give(c.sale, granted), []change{
+		changing(1, "recording when they lapse", wave),
+		writeEvents(c.sale, eventHeld, granted),
+		tally(c.sale, c.shelf.line.name, Counts{Available: -n, Held: n}, c.shelf.next),
+	})
 }
 
-// writeReservations records the reservations as the newest of their buyers. When another pod served a new buyer first, that
-// is a duplicate key, and the attempt starts again.
-func (c *claim) writeReservations(ctx context.Context, tx *queries, granted []*Reservation) error {
+// newest records the reservations as the newest of their buyers. When another pod served a new buyer first, that is a
+// duplicate key, and the attempt starts again.
+func (c *claim) newest(granted []*Reservation) (changes []change) {
 	columns, known := "", c.anyKnown()
 	if known { // else the defaults are right
 		columns = ", earlier, bought"
@@ -533,11 +541,9 @@ func (c *claim) writeReservations(ctx context.Context, tx *queries, granted []*R
 		v.text(")")
 	}
 	if n > 0 {
-		if err := tx.change(ctx, n, "superseding reservations", old.text(")").String()); err != nil {
-			return err
-		}
+		changes = append(changes, changing(n, "superseding reservations", old.text(")").String()))
 	}
-	return tx.change(ctx, len(granted), "recording reservations", v.String())
+	return append(changes, changing(len(granted), "recording reservations", v.String()))
 }
 
 // lookUp finds out whether a commit whose connection broke took effect. The locking read waits for the transaction's
@@ -556,12 +562,8 @@ func (c *claim) lookUp(ctx context.Context, granted []*Reservation, commit *Comm
 }
 
 // tally adds to a line's counts.
-func tally(ctx context.Context, tx *queries, sale uuid.UUID, line string, change Counts, next int64) error {
-	_, err := tx.run(ctx, `INSERT INTO flashsale_tally (sale_id, line, available, held, sold, next_unit) VALUES (?,?,?,?,?,?)
+func tally(sale uuid.UUID, line string, counts Counts, next int64) change {
+	return changing(anyRows, "counting", `INSERT INTO flashsale_tally (sale_id, line, available, held, sold, next_unit) VALUES (?,?,?,?,?,?)
 		ON DUPLICATE KEY UPDATE available = available + VALUES(available), held = held + VALUES(held), sold = sold + VALUES(sold),
-		next_unit = GREATEST(next_unit, VALUES(next_unit))`, id(sale), line, change.Available, change.Held, change.Sold, max(next, 1))
-	if err != nil {
-		return fmt.Errorf("counting: %w", err)
-	}
-	return nil
+		next_unit = GREATEST(next_unit, VALUES(next_unit))`, id(sale), line, counts.Available, counts.Held, counts.Sold, max(next, 1))
 }

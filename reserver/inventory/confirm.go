@@ -70,18 +70,11 @@ type confirmation struct {
 
 // run answers the payments of live holds, and those that were answered before.
 func (c *confirmation) run(ctx context.Context, tx *queries) error {
-	if _, err := readWindow(ctx, tx, c.sale); err != nil {
-		return err
-	}
 	ids := make([]uuid.UUID, len(c.payments))
 	for i, p := range c.payments {
 		ids[i] = p.Reservation
 	}
-	reservations, err := readReservations(ctx, tx, c.sale, ids, " FOR UPDATE")
-	if err != nil {
-		return err
-	}
-	entries, err := readLedger(ctx, tx, c.sale, c.payments)
+	_, reservations, entries, err := readPaid(ctx, tx, c.sale, ids, c.payments)
 	if err != nil {
 		return err
 	}
@@ -110,20 +103,24 @@ func (c *confirmation) run(ctx context.Context, tx *queries) error {
 		units += int64(s.reservation.Quantity)
 		confirmed[i] = s.reservation
 	}
-	result, err := tx.run(ctx, v.text(")").String())
-	if err != nil {
-		return fmt.Errorf("confirming reservations: %w", err)
+	confirming := changing(len(sales), "confirming reservations", v.text(")").String())
+	confirming.wrong = errLapsed // some hold, a moment ago: the next attempt sees which
+	return tx.change(ctx, confirming, writeLedger(c.sale, sales), writeEvents(c.sale, eventConfirmed, confirmed),
+		tally(c.sale, c.line, Counts{Held: -units, Sold: units}, 0))
+}
+
+// readPaid reads the sale, locks reservations, and reads the ledger's entries of their payments.
+func readPaid(ctx context.Context, tx *queries, sale uuid.UUID, ids []uuid.UUID, payments []Payment) (*Snapshot, map[uuid.UUID]*stored, *ledger, error) {
+	window, found := &Snapshot{}, map[uuid.UUID]*stored{}
+	l := &ledger{map[string]entry{}, map[uuid.UUID]entry{}}
+	reads := append([]read{windowRead(sale, window), reservationsRead(sale, ids, " FOR UPDATE", found)}, l.reads(sale, payments)...)
+	switch err := tx.read(ctx, reads...); {
+	case errors.Is(err, sql.ErrNoRows):
+		return nil, nil, nil, ErrNoSale
+	case err != nil:
+		return nil, nil, nil, fmt.Errorf("reading reservations and their payments: %w", err)
 	}
-	if n, err := result.RowsAffected(); err != nil || n != int64(len(confirmed)) {
-		return errLapsed // some hold, a moment ago: the next attempt sees which
-	}
-	if err := writeLedger(ctx, tx, c.sale, sales); err != nil {
-		return err
-	}
-	if err := writeEvents(ctx, tx, c.sale, eventConfirmed, confirmed); err != nil {
-		return err
-	}
-	return tally(ctx, tx, c.sale, c.line, Counts{Held: -units, Sold: units}, 0)
+	return window, found, l, nil
 }
 
 // ledger is what is known of payments: by payment, and by the reservation that a payment sold.
@@ -146,16 +143,15 @@ func (l *ledger) add(e entry) {
 	}
 }
 
-// readLedger reads the entries of the payments, and those of their reservations.
-func readLedger(ctx context.Context, tx *queries, sale uuid.UUID, payments []Payment) (*ledger, error) {
-	l := &ledger{map[string]entry{}, map[uuid.UUID]entry{}}
-	read := func(index, column string, value func(Payment) []byte) error {
+// reads read the entries of the payments, and those of their reservations.
+func (l *ledger) reads(sale uuid.UUID, payments []Payment) []read {
+	by := func(index, column string, value func(Payment) []byte) read {
 		v := newValues("SELECT payment_id, reservation_id, due_payment_id = '', reason FROM flashsale_ledger FORCE INDEX (").text(index).text(") WHERE sale_id = ").
 			bytes(id(sale)).text(" AND ").text(column).text(" IN (")
 		for i, p := range payments {
 			v.next(i).bytes(value(p))
 		}
-		return tx.each(ctx, func(rows *sql.Rows) error {
+		return read{query: v.text(")").String(), each: func(rows *sql.Rows) error {
 			var e entry
 			var rid []byte
 			if err := rows.Scan(&e.payment, &rid, &e.sold, &e.reason); err != nil {
@@ -164,16 +160,12 @@ func readLedger(ctx context.Context, tx *queries, sale uuid.UUID, payments []Pay
 			e.reservation = uuid.UUID(rid)
 			l.add(e)
 			return nil
-		}, v.text(")").String())
+		}}
 	}
-	err := read("PRIMARY", "payment_id", func(p Payment) []byte { return []byte(p.ID) })
-	if err == nil {
-		err = read("reservation", "reservation_id", func(p Payment) []byte { return id(p.Reservation) })
+	return []read{
+		by("PRIMARY", "payment_id", func(p Payment) []byte { return []byte(p.ID) }),
+		by("reservation", "reservation_id", func(p Payment) []byte { return id(p.Reservation) }),
 	}
-	if err != nil {
-		return nil, fmt.Errorf("reading the ledger: %w", err)
-	}
-	return l, nil
 }
 
 // answer gives the answer to a payment that is on file, or whose reservation is sold. r may be nil.
@@ -213,7 +205,7 @@ type sold struct {
 
 // writeLedger records sales, in the order of the key. A payment that comes in twice at once passes the look-up twice; the
 // keys let one in, and the other runs again.
-func writeLedger(ctx context.Context, tx *queries, sale uuid.UUID, sales []sold) error {
+func writeLedger(sale uuid.UUID, sales []sold) change {
 	slices.SortFunc(sales, func(a, b sold) int { return cmp.Compare(a.payment.ID, b.payment.ID) })
 	v := newValues("INSERT INTO flashsale_ledger (sale_id, payment_id, reservation_id, buyer, quantity, paid_at, recorded_at) VALUES ")
 	for i, s := range sales {
@@ -226,7 +218,7 @@ func writeLedger(ctx context.Context, tx *queries, sale uuid.UUID, sales []sold)
 		}
 		v.text(",UTC_TIMESTAMP(6))")
 	}
-	return tx.change(ctx, len(sales), "writing the ledger", v.String())
+	return changing(len(sales), "writing the ledger", v.String())
 }
 
 // confirmLate answers a payment whose hold was not live. Units locked by others may come free, and holds that have lapsed
@@ -263,18 +255,11 @@ type late struct {
 }
 
 func (l *late) run(ctx context.Context, tx *queries) error {
-	window, err := readWindow(ctx, tx, l.sale)
+	window, found, entries, err := readPaid(ctx, tx, l.sale, []uuid.UUID{l.payment.Reservation}, []Payment{l.payment})
 	if err != nil {
 		return err
 	}
-	r, err := lockReservation(ctx, tx, l.sale, l.payment.Reservation)
-	if err != nil && !errors.Is(err, ErrNotFound) {
-		return err
-	}
-	entries, err := readLedger(ctx, tx, l.sale, []Payment{l.payment})
-	if err != nil {
-		return err
-	}
+	r := found[l.payment.Reservation] // may be nil
 	if before, answered := entries.answer(l.payment, r); answered {
 		l.answer = before.Reservation
 		return before.Err
@@ -286,44 +271,29 @@ func (l *late) run(ctx context.Context, tx *queries) error {
 	if reason != "" {
 		return l.refund(ctx, tx, r, reason)
 	}
-	change := Counts{Held: -int64(r.Quantity), Sold: int64(r.Quantity)}
+	counts, changes := Counts{Held: -int64(r.Quantity), Sold: int64(r.Quantity)}, addBought(l.sale, r, r.Quantity)
 	if r.State != Held { // given back in between, so other units it is
-		change = Counts{Available: -int64(r.Quantity), Sold: int64(r.Quantity)}
-		if err := disown(ctx, tx, l.sale, &r.Reservation); err != nil {
-			return err
-		}
+		counts = Counts{Available: -int64(r.Quantity), Sold: int64(r.Quantity)}
+		changes = append(changes, disown(l.sale, &r.Reservation))
 		r.Units = units.all()
-		if _, err := units.give(ctx, tx, l.sale, []*Reservation{&r.Reservation}); err != nil {
-			return err
-		}
+		changes = append(changes, units.give(l.sale, []*Reservation{&r.Reservation})...)
 	}
-	if err := addBought(ctx, tx, l.sale, r, r.Quantity); err != nil {
-		return err
-	}
-	err = tx.change(ctx, 1, "confirming the reservation", `UPDATE flashsale_reservation FORCE INDEX (PRIMARY) SET state = 2, changed_at = UTC_TIMESTAMP(6), unit_nos = ?
-		WHERE sale_id = ? AND reservation_id = ? AND state = ?`, joinUnits(r.Units), id(l.sale), id(r.ID), r.State)
-	if err != nil {
-		return err
-	}
+	changes = append(changes, changing(1, "confirming the reservation", `UPDATE flashsale_reservation FORCE INDEX (PRIMARY) SET state = 2, changed_at = UTC_TIMESTAMP(6), unit_nos = ?
+		WHERE sale_id = ? AND reservation_id = ? AND state = ?`, joinUnits(r.Units), id(l.sale), id(r.ID), int(r.State)))
 	r.State, r.PaymentID = Confirmed, l.payment.ID
 	l.answer = &r.Reservation
-	if err := writeLedger(ctx, tx, l.sale, []sold{{l.answer, l.payment}}); err != nil {
-		return err
-	}
-	if err := writeEvents(ctx, tx, l.sale, eventConfirmed, []*Reservation{l.answer}); err != nil {
-		return err
-	}
-	return tally(ctx, tx, l.sale, l.shelf.line.name, change, l.shelf.next)
+	return tx.change(ctx, append(changes, writeLedger(l.sale, []sold{{l.answer, l.payment}}), writeEvents(l.sale, eventConfirmed, []*Reservation{l.answer}),
+		tally(l.sale, l.shelf.line.name, counts, l.shelf.next))...)
 }
 
 // addBought keeps the newest reservation of the buyer telling what he bought with the others, of which r is one unless it
 // is the newest itself.
-func addBought(ctx context.Context, tx *queries, sale uuid.UUID, r *stored, units int) error {
+func addBought(sale uuid.UUID, r *stored, units int) []change {
 	if r.superseded == 0 {
 		return nil
 	}
-	return tx.change(ctx, 1, "crediting the buyer", "UPDATE flashsale_reservation FORCE INDEX (buyer) SET bought = bought + ? WHERE sale_id = ? AND buyer = ? AND superseded = 0",
-		units, id(sale), []byte(r.Buyer))
+	return []change{changing(1, "crediting the buyer", "UPDATE flashsale_reservation FORCE INDEX (buyer) SET bought = bought + ? WHERE sale_id = ? AND buyer = ? AND superseded = 0",
+		units, id(sale), []byte(r.Buyer))}
 }
 
 // reclaim locks units for a reservation that has lapsed, or says why there are none for it. One that no sweeper has met yet
@@ -337,11 +307,11 @@ func (l *late) reclaim(ctx context.Context, tx *queries, window *Snapshot, r *st
 	case window.Gate(window.Now) != GateOpen:
 		return DueOver, taken{}, nil
 	}
-	buyers, err := readBuyers(ctx, tx, l.sale, []string{r.Buyer}, " FOR UPDATE")
-	if err != nil {
-		return "", taken{}, err
+	has := &buyer{}
+	if err := tx.read(ctx, buyersRead(l.sale, map[string]*buyer{r.Buyer: has}, " FOR UPDATE")); err != nil {
+		return "", taken{}, fmt.Errorf("reading the buyer: %w", err)
 	}
-	if buyers[r.Buyer].has()+r.Quantity > window.MaxPerBuyer {
+	if has.has()+r.Quantity > window.MaxPerBuyer {
 		return DueLimit, taken{}, nil
 	}
 	if r.State == Held {
@@ -369,11 +339,7 @@ func (l *late) reclaim(ctx context.Context, tx *queries, window *Snapshot, r *st
 // refund records that the payment is to be refunded.
 func (l *late) refund(ctx context.Context, tx *queries, r *stored, reason string) error {
 	l.answer = due(l.payment, r, reason)
-	err := tx.change(ctx, 1, "recording a refund due", `INSERT INTO flashsale_ledger (sale_id, payment_id, reservation_id, due_payment_id, buyer, quantity, reason, paid_at, recorded_at)
+	return tx.change(ctx, changing(1, "recording a refund due", `INSERT INTO flashsale_ledger (sale_id, payment_id, reservation_id, due_payment_id, buyer, quantity, reason, paid_at, recorded_at)
 		VALUES (?,?,?,?,?,?,?,?,UTC_TIMESTAMP(6))`, id(l.sale), []byte(l.payment.ID), id(l.payment.Reservation), []byte(l.payment.ID), []byte(l.answer.Buyer), l.answer.Quantity,
-		reason, nullTime(l.payment.PaidAt))
-	if err != nil {
-		return err
-	}
-	return writeEvents(ctx, tx, l.sale, eventRefundDue, []*Reservation{l.answer})
+		reason, nullTime(l.payment.PaidAt)), writeEvents(l.sale, eventRefundDue, []*Reservation{l.answer}))
 }

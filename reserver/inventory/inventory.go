@@ -6,7 +6,6 @@
 package inventory
 
 import (
-	"context"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -140,78 +139,6 @@ func (s *Store) DB() *sql.DB { return s.db }
 
 // Close closes the connections.
 func (s *Store) Close() error { return errors.Join(s.db.Close(), s.audits.Close()) }
-
-// queries runs statements that begin with a comment naming their caller, so that the server's process list, slow log and
-// performance schema say whose they are.
-type queries struct {
-	q interface {
-		ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
-		QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
-		QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
-	}
-	comment string
-}
-
-func (s *Store) queries(caller string) *queries { return &queries{s.db, commentFor(caller)} }
-
-func commentFor(caller string) string { return "/* flashsale " + caller + " */ " }
-
-func (q *queries) run(ctx context.Context, query string, args ...any) (sql.Result, error) {
-	return q.q.ExecContext(ctx, q.comment+query, args...)
-}
-
-func (q *queries) row(ctx context.Context, query string, args ...any) *sql.Row {
-	return q.q.QueryRowContext(ctx, q.comment+query, args...)
-}
-
-// each calls f for every row.
-func (q *queries) each(ctx context.Context, f func(rows *sql.Rows) error, query string, args ...any) error {
-	rows, err := q.q.QueryContext(ctx, q.comment+query, args...)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = rows.Close() }()
-	for rows.Next() {
-		if err := f(rows); err != nil {
-			return err
-		}
-	}
-	return rows.Err()
-}
-
-// change runs a statement that must change exactly want rows; any other number means that the rows contradict what was
-// read under lock, and the transaction must not commit.
-func (q *queries) change(ctx context.Context, want int, doing, query string, args ...any) error {
-	r, err := q.run(ctx, query, args...)
-	if err != nil {
-		return fmt.Errorf("%s: %w", doing, err)
-	}
-	if n, err := r.RowsAffected(); err != nil || n != int64(want) {
-		return fmt.Errorf("%s: %d rows instead of %d: %w", doing, n, want, ErrCorrupt)
-	}
-	return nil
-}
-
-// inTx runs f in one transaction. It rolls back when f fails; a failed COMMIT is reported as *CommitError, because its
-// outcome is unknown.
-func (s *Store) inTx(ctx context.Context, caller string, f func(tx *queries) error) error {
-	tx, err := s.db.BeginTx(ctx, nil)
-	if err != nil {
-		return fmt.Errorf("beginning a transaction: %w", err)
-	}
-	if s.onHold != nil {
-		began := time.Now()
-		defer func() { s.onHold(caller, time.Since(began)) }()
-	}
-	if err := f(&queries{tx, commentFor(caller)}); err != nil {
-		_ = tx.Rollback() // the error that matters is err; a broken connection is rolled back by the server
-		return err
-	}
-	if err := tx.Commit(); err != nil {
-		return &CommitError{Err: err}
-	}
-	return nil
-}
 
 func joinUnits(units []int64) string {
 	var b strings.Builder

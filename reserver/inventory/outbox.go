@@ -47,10 +47,7 @@ const (
 
 // writeEvents adds one event for each reservation, in one row: a claim of hundreds pays for one insert of their ids. What
 // an event tells of a reservation never changes, so that the publisher reads it when it comes to it.
-func writeEvents(ctx context.Context, tx *queries, sale uuid.UUID, kind eventKind, reservations []*Reservation) error {
-	if kind == eventNone {
-		return nil
-	}
+func writeEvents(sale uuid.UUID, kind eventKind, reservations []*Reservation) change {
 	payment := ""
 	if kind == eventRefundDue { // always alone
 		payment = reservations[0].PaymentID
@@ -58,7 +55,7 @@ func writeEvents(ctx context.Context, tx *queries, sale uuid.UUID, kind eventKin
 	v := newValues("INSERT INTO flashsale_outbox (sale_id, outbox_id, kind, reservation_ids, payment_id, created_at, not_before) VALUES (").
 		bytes(id(sale)).comma().bytes(id(uuid.Must(uuid.NewV7()))).comma().num(int64(kind)).comma().bytes(joinIDs(reservations)).comma().bytes([]byte(payment)).
 		text(",UTC_TIMESTAMP(6),UTC_TIMESTAMP(6))")
-	return tx.change(ctx, 1, "writing events", v.String())
+	return changing(1, "writing events", v.String())
 }
 
 // Announce writes the events of the sale itself that are due: opened, sold out. CloseSale writes the last one.
@@ -98,10 +95,8 @@ func announce(ctx context.Context, tx *queries, sale uuid.UUID, bits int) error 
 		if bits&e.bit == 0 {
 			continue
 		}
-		if err := writeEvents(ctx, tx, sale, e.kind, nil); err != nil {
-			return err
-		}
-		err := tx.change(ctx, 1, "announcing", "UPDATE flashsale_sale SET announced = announced | ? WHERE sale_id = ?", e.bit, id(sale))
+		err := tx.change(ctx, writeEvents(sale, e.kind, nil),
+			changing(1, "announcing", "UPDATE flashsale_sale SET announced = announced | ? WHERE sale_id = ?", e.bit, id(sale)))
 		if err != nil {
 			return err
 		}

@@ -52,13 +52,20 @@ type stored struct {
 // missing in the answer. The index is named, here and wherever reservations are locked: in a small table the server may
 // prefer to walk the whole sale, and would lock it.
 func readReservations(ctx context.Context, q *queries, sale uuid.UUID, ids []uuid.UUID, lock string) (map[uuid.UUID]*stored, error) {
+	found := make(map[uuid.UUID]*stored, len(ids))
+	if err := q.read(ctx, reservationsRead(sale, ids, lock, found)); err != nil {
+		return nil, fmt.Errorf("reading reservations: %w", err)
+	}
+	return found, nil
+}
+
+func reservationsRead(sale uuid.UUID, ids []uuid.UUID, lock string, into map[uuid.UUID]*stored) read {
 	v := newValues(`SELECT reservation_id, buyer, superseded, quantity, unit_nos, state, granted_at, expires_at, expires_at <= UTC_TIMESTAMP(6)
 		FROM flashsale_reservation FORCE INDEX (PRIMARY) WHERE sale_id = `).bytes(id(sale)).text(" AND reservation_id IN (")
 	for i, rid := range ids {
 		v.next(i).bytes(id(rid))
 	}
-	found := make(map[uuid.UUID]*stored, len(ids))
-	err := q.each(ctx, func(rows *sql.Rows) error {
+	return read{query: v.text(") ORDER BY reservation_id").text(lock).String(), each: func(rows *sql.Rows) error {
 		r := &stored{}
 		var rid, buyer []byte
 		var units string
@@ -68,13 +75,9 @@ func readReservations(ctx context.Context, q *queries, sale uuid.UUID, ids []uui
 		r.ID, r.Buyer = uuid.UUID(rid), string(buyer)
 		var err error
 		r.Units, err = splitUnits(units)
-		found[r.ID] = r
+		into[r.ID] = r
 		return err
-	}, v.text(") ORDER BY reservation_id").text(lock).String())
-	if err != nil {
-		return nil, fmt.Errorf("reading reservations: %w", err)
-	}
-	return found, nil
+	}}
 }
 
 // settle runs an idempotent transaction again after conflicts, and after a commit of unknown outcome (twice): the next
@@ -116,13 +119,9 @@ func (s *Store) Release(ctx context.Context, sale, reservation uuid.UUID, line s
 		case r.State != Held:
 			return nil
 		}
-		err = tx.change(ctx, 1, "releasing the reservation", `UPDATE flashsale_reservation FORCE INDEX (PRIMARY) SET state = ?, changed_at = UTC_TIMESTAMP(6)
-			WHERE sale_id = ? AND reservation_id = ? AND state = ?`, Released, id(sale), id(r.ID), Held)
-		if err != nil {
-			return err
-		}
 		r.State = Released
-		return giveBack(ctx, tx, sale, line, eventReleased, Held, []*Reservation{&r.Reservation})
+		return tx.change(ctx, append(giveBack(sale, line, Held, []*Reservation{&r.Reservation}),
+			endState(sale, &r.Reservation, Held), writeEvents(sale, eventReleased, []*Reservation{&r.Reservation}))...)
 	})
 	if err != nil {
 		return nil, err
@@ -148,23 +147,14 @@ func (s *Store) Refund(ctx context.Context, sale, reservation uuid.UUID, line st
 			return err
 		}
 		r.State = RefundedKept
+		var changes []change
 		if restock {
 			r.State = Refunded
-			if err := addBought(ctx, tx, sale, r, -r.Quantity); err != nil {
-				return err
-			}
+			changes = append(addBought(sale, r, -r.Quantity), giveBack(sale, line, Confirmed, []*Reservation{&r.Reservation})...)
 		}
-		err = tx.change(ctx, 1, "refunding the reservation", `UPDATE flashsale_reservation FORCE INDEX (PRIMARY) SET state = ?, changed_at = UTC_TIMESTAMP(6)
-			WHERE sale_id = ? AND reservation_id = ? AND state = ?`, r.State, id(sale), id(r.ID), Confirmed)
-		if err != nil {
-			return err
-		}
-		err = tx.change(ctx, 1, "recording the refund", "UPDATE flashsale_ledger FORCE INDEX (reservation) SET refunded_at = UTC_TIMESTAMP(6) WHERE sale_id = ? AND reservation_id = ? AND due_payment_id = ''",
-			id(sale), id(r.ID))
-		if err != nil || !restock {
-			return err
-		}
-		return giveBack(ctx, tx, sale, line, eventNone, Confirmed, []*Reservation{&r.Reservation})
+		return tx.change(ctx, append(changes, endState(sale, &r.Reservation, Confirmed),
+			changing(1, "recording the refund", "UPDATE flashsale_ledger FORCE INDEX (reservation) SET refunded_at = UTC_TIMESTAMP(6) WHERE sale_id = ? AND reservation_id = ? AND due_payment_id = ''",
+				id(sale), id(r.ID)))...)
 	})
 	if err != nil {
 		return nil, err
@@ -199,9 +189,15 @@ func refundDue(ctx context.Context, tx *queries, sale, reservation uuid.UUID, r 
 	return &stored{Reservation: due}, nil
 }
 
-// giveBack puts the units of locked reservations, which have just ended, back on the shelf; they were counted as held or
-// sold, as from says.
-func giveBack(ctx context.Context, tx *queries, sale uuid.UUID, line string, event eventKind, from State, ended []*Reservation) error {
+// endState records the state that a locked reservation came to from another one.
+func endState(sale uuid.UUID, r *Reservation, from State) change {
+	return changing(1, "ending the reservation", `UPDATE flashsale_reservation FORCE INDEX (PRIMARY) SET state = ?, changed_at = UTC_TIMESTAMP(6)
+		WHERE sale_id = ? AND reservation_id = ? AND state = ?`, int(r.State), id(sale), id(r.ID), int(from))
+}
+
+// giveBack puts the units of locked reservations, which end, back on the shelf; they were counted as held or sold, as from
+// says.
+func giveBack(sale uuid.UUID, line string, from State, ended []*Reservation) []change {
 	v, n := newValues("INSERT INTO flashsale_returned (sale_id, unit_no) VALUES "), 0
 	for _, r := range ended {
 		for _, u := range r.Units {
@@ -209,15 +205,9 @@ func giveBack(ctx context.Context, tx *queries, sale uuid.UUID, line string, eve
 			n++
 		}
 	}
-	if err := tx.change(ctx, n, "returning units", v.String()); err != nil {
-		return err
-	}
-	if err := writeEvents(ctx, tx, sale, event, ended); err != nil {
-		return err
-	}
-	change := Counts{Available: int64(n), Held: -int64(n)}
+	counts := Counts{Available: int64(n), Held: -int64(n)}
 	if from == Confirmed {
-		change.Held, change.Sold = 0, -int64(n)
+		counts.Held, counts.Sold = 0, -int64(n)
 	}
-	return tally(ctx, tx, sale, line, change, 0)
+	return []change{changing(n, "returning units", v.String()), tally(sale, line, counts, 0)}
 }

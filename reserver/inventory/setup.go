@@ -54,7 +54,7 @@ func Open(o Options) (*Store, error) {
 	cfg.ParseTime, cfg.Loc = true, time.UTC
 	cfg.InterpolateParams = true // one round trip per statement; safe with the UTF-8 character sets used here
 	cfg.ClientFoundRows = false  // counts of changed rows are checked throughout
-	cfg.MultiStatements = false
+	cfg.MultiStatements = true   // statements travel together; values come as arguments or hexadecimal literals only
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 3 * time.Second
 	}

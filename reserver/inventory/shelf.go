@@ -39,59 +39,62 @@ func (t taken) all() []int64 { return slices.Concat(t.returned, t.fresh) }
 
 // take locks up to wanted available units of the sale's units 1..last.
 func (s *shelf) take(ctx context.Context, tx *queries, sale uuid.UUID, wanted int, last int64) (t taken, err error) {
-	if err := s.scan(ctx, tx, sale, &t, wanted, last); err != nil {
-		return t, fmt.Errorf("locking units: %w", err)
+	if s.line.next == 0 {
+		if err := s.findStart(ctx, tx, sale); err != nil {
+			return t, err
+		}
 	}
-	if t.len() == wanted {
-		s.line.missingSince = time.Time{}
-	}
-	if err := tx.row(ctx, "SELECT UTC_TIMESTAMP(6)").Scan(&t.at); err != nil {
-		return t, fmt.Errorf("reading the database's clock: %w", err)
+	s.next = 0
+	// In slices: a line that was idle for long has many taken units to walk past, and must not do it in one go.
+	for i := 0; i < scans && (i == 0 || t.len() < wanted && s.next <= last); i++ {
+		if err := tx.read(ctx, s.scan(sale, wanted, last, &t)...); err != nil {
+			return t, fmt.Errorf("locking units: %w", err)
+		}
 	}
 	return t, nil
 }
 
-func (s *shelf) scan(ctx context.Context, tx *queries, sale uuid.UUID, t *taken, wanted int, last int64) (err error) {
-	lock := func(query string, args ...any) (units []int64, err error) {
-		err = tx.each(ctx, func(rows *sql.Rows) error {
+// scan gives the statements that lock wanted units into t, of those that were returned and of one slice of the fresh ones. They
+// are sent together: when returned units are found, more fresh ones are locked than are taken, and left to the next claim.
+func (s *shelf) scan(sale uuid.UUID, wanted int, last int64, t *taken) (reads []read) {
+	lock := func(into *[]int64, query string, args ...any) {
+		reads = append(reads, read{query: query, args: args, each: func(rows *sql.Rows) error {
 			var unit int64
 			err := rows.Scan(&unit)
-			units = append(units, unit)
+			*into = append(*into, unit)
 			return err
-		}, query, args...)
-		return units, err
+		}})
 	}
-	if t.returned, err = lock(ReturnedUnitsSQL, id(sale), wanted); err != nil || t.len() == wanted {
-		return err
+	if s.next == 0 {
+		s.next = s.line.next
+		lock(&t.returned, ReturnedUnitsSQL, id(sale), wanted)
 	}
-	if s.line.next == 0 {
-		if err := s.findStart(ctx, tx, sale); err != nil {
-			return err
-		}
-	}
-	// In slices: a line that was idle for long has many taken units to walk past, and must not do it in one go.
-	s.next = s.line.next
-	for range scans {
-		missing := wanted - t.len()
-		if missing == 0 || s.next > last {
-			break
-		}
-		end := min(s.next+scanRows, last+1)
-		found, err := lock(FreshUnitsSQL, id(sale), s.next, end, missing)
-		if err != nil {
-			return err
-		}
-		t.fresh = append(t.fresh, found...)
-		if len(found) == missing {
-			s.next = found[missing-1] + 1
-			break
-		}
-		s.next = end
-		if len(t.fresh) == 0 {
-			s.line.next = end // nothing is here, whatever becomes of this transaction
+	if end := min(s.next+scanRows, last+1); s.next < end {
+		lock(&t.fresh, FreshUnitsSQL, id(sale), s.next, end, wanted-t.len())
+		reads[len(reads)-1].after = func() error {
+			s.next = end
+			if enough := wanted - len(t.returned); len(t.fresh) >= enough {
+				if enough < len(t.fresh) {
+					s.next = t.fresh[enough]
+				} else if enough > 0 {
+					s.next = t.fresh[enough-1] + 1
+				}
+				t.fresh = t.fresh[:enough]
+			} else if len(t.fresh) == 0 {
+				s.line.next = end // nothing is here, whatever becomes of this transaction
+			}
+			return nil
 		}
 	}
-	return nil
+	clock := oneRow([]any{&t.at}, "SELECT UTC_TIMESTAMP(6)")
+	known := clock.after
+	clock.after = func() error {
+		if t.len() == wanted {
+			s.line.missingSince = time.Time{}
+		}
+		return known()
+	}
+	return append(reads, clock)
 }
 
 // findStart gives a new line the start of those before it. Fresh units left behind it, by a process that died, are
@@ -150,8 +153,8 @@ func (s *shelf) lookBehind(snap *Snapshot, found int64) {
 	}
 }
 
-// give makes the reservations the owners of their units, which were taken, and says how many those are.
-func (t taken) give(ctx context.Context, tx *queries, sale uuid.UUID, owners []*Reservation) (int64, error) {
+// give makes the reservations the owners of their units, which were taken.
+func (t taken) give(sale uuid.UUID, owners []*Reservation) []change {
 	owner := make(map[int64]*Reservation, t.len())
 	for _, r := range owners {
 		for _, u := range r.Units {
@@ -176,12 +179,9 @@ func (t taken) give(ctx context.Context, tx *queries, sale uuid.UUID, owners []*
 		v.comma().bytes(id(owner[u].ID))
 	}
 	v.text(") WHERE sale_id = ").bytes(id(sale)).text(" AND unit_no").text(where.String())
-	if err := tx.change(ctx, n, "giving units", v.String()); err != nil {
-		return 0, err
-	}
+	changes := []change{changing(n, "giving units", v.String())}
 	v = newValues("DELETE FROM flashsale_returned WHERE sale_id = ").bytes(id(sale)).text(" AND unit_no IN (")
 	back := 0
-	var err error
 	for _, u := range t.returned {
 		if owner[u] != nil {
 			v.next(back).num(u)
@@ -189,17 +189,13 @@ func (t taken) give(ctx context.Context, tx *queries, sale uuid.UUID, owners []*
 		}
 	}
 	if back > 0 {
-		err = tx.change(ctx, back, "taking returned units", v.text(")").String())
+		changes = append(changes, changing(back, "taking returned units", v.text(")").String()))
 	}
-	return int64(n), err
+	return changes
 }
 
 // disown makes the rows of units that a reservation gave back stop naming it, for it comes to life again with others.
-func disown(ctx context.Context, tx *queries, sale uuid.UUID, r *Reservation) error {
-	_, err := tx.run(ctx, "UPDATE flashsale_unit SET reservation_id = 0xffffffffffffffffffffffffffffffff WHERE sale_id = ? AND reservation_id = ? AND unit_no IN ("+joinUnits(r.Units)+")",
+func disown(sale uuid.UUID, r *Reservation) change {
+	return changing(anyRows, "disowning units", "UPDATE flashsale_unit SET reservation_id = 0xffffffffffffffffffffffffffffffff WHERE sale_id = ? AND reservation_id = ? AND unit_no IN ("+joinUnits(r.Units)+")",
 		id(sale), id(r.ID))
-	if err != nil {
-		return fmt.Errorf("disowning units: %w", err)
-	}
-	return nil
 }

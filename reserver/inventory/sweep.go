@@ -50,18 +50,17 @@ func sweep(ctx context.Context, tx *queries, sale uuid.UUID, line string, limit 
 	if err != nil {
 		return nil, 0, err
 	}
-	if dropped, err = dropWaves(ctx, tx, sale, waves, left); err != nil || len(expired) == 0 {
-		return nil, dropped, err
+	changes, dropped := dropWaves(sale, waves, left)
+	if len(expired) > 0 {
+		v := newValues("UPDATE flashsale_reservation FORCE INDEX (PRIMARY) SET state = 4, changed_at = UTC_TIMESTAMP(6) WHERE sale_id = ").
+			bytes(id(sale)).text(" AND state = 1 AND expires_at <= UTC_TIMESTAMP(6) AND reservation_id IN (")
+		for i, r := range expired {
+			v.next(i).bytes(id(r.ID))
+		}
+		changes = append(changes, changing(len(expired), "ending holds", v.text(")").String()), writeEvents(sale, eventExpired, expired))
+		changes = append(changes, giveBack(sale, line, Held, expired)...)
 	}
-	v := newValues("UPDATE flashsale_reservation FORCE INDEX (PRIMARY) SET state = 4, changed_at = UTC_TIMESTAMP(6) WHERE sale_id = ").
-		bytes(id(sale)).text(" AND state = 1 AND expires_at <= UTC_TIMESTAMP(6) AND reservation_id IN (")
-	for i, r := range expired {
-		v.next(i).bytes(id(r.ID))
-	}
-	if err := tx.change(ctx, len(expired), "ending holds", v.text(")").String()); err != nil {
-		return nil, 0, err
-	}
-	return expired, dropped, giveBack(ctx, tx, sale, line, eventExpired, Held, expired)
+	return expired, dropped, tx.change(ctx, changes...)
 }
 
 // takeWaves locks the oldest waves, until they have limit holds.
@@ -135,8 +134,8 @@ func lockLapsed(ctx context.Context, tx *queries, sale uuid.UUID, waves []wave) 
 	return lapsed, left, nil
 }
 
-// dropWaves deletes waves, but keeps what is left of them; it says how many it deleted.
-func dropWaves(ctx context.Context, tx *queries, sale uuid.UUID, waves []wave, left map[uuid.UUID]bool) (dropped int, err error) {
+// dropWaves deletes waves, but keeps what is left of them; it says how many it deletes.
+func dropWaves(sale uuid.UUID, waves []wave, left map[uuid.UUID]bool) (changes []change, dropped int) {
 	for _, w := range waves {
 		var rest []byte
 		for _, rid := range w.ids {
@@ -145,14 +144,11 @@ func dropWaves(ctx context.Context, tx *queries, sale uuid.UUID, waves []wave, l
 			}
 		}
 		if len(rest) > 0 {
-			_, err = tx.run(ctx, "UPDATE flashsale_wave SET reservation_ids = ? WHERE sale_id = ? AND lapses_at = ? AND wave_id = ?", rest, id(sale), w.lapsesAt, w.id)
+			changes = append(changes, changing(anyRows, "shortening a wave", "UPDATE flashsale_wave SET reservation_ids = ? WHERE sale_id = ? AND lapses_at = ? AND wave_id = ?", rest, id(sale), w.lapsesAt, w.id))
 		} else {
-			err = tx.change(ctx, 1, "ending a wave", "DELETE FROM flashsale_wave WHERE sale_id = ? AND lapses_at = ? AND wave_id = ?", id(sale), w.lapsesAt, w.id)
+			changes = append(changes, changing(1, "ending a wave", "DELETE FROM flashsale_wave WHERE sale_id = ? AND lapses_at = ? AND wave_id = ?", id(sale), w.lapsesAt, w.id))
 			dropped++
 		}
-		if err != nil {
-			return 0, fmt.Errorf("ending a wave: %w", err)
-		}
 	}
-	return dropped, nil
+	return changes, dropped
 }

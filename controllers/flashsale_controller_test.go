@@ -612,7 +612,7 @@ func TestSpecBounds(t *testing.T) {
 	}
 	s := stored.Spec
 	if s.HoldTTL.Duration != 10*time.Minute || s.MaxPerBuyer != 1 || s.Reserver.Replicas != 2 || s.Reserver.Warmup.Duration != 5*time.Minute ||
-		s.Sweep.Interval.Duration != time.Second || s.Sweep.BatchSize != 500 || s.DeletionPolicy != sales.DeletionRetain || s.Payments.Late != sales.LateReclaim || stored.Status.ObservedGeneration != -1 {
+		s.Sweep.Interval.Duration != time.Second || s.Sweep.BatchSize != 4000 || s.DeletionPolicy != sales.DeletionRetain || s.Payments.Late != sales.LateReclaim || stored.Status.ObservedGeneration != -1 {
 		t.Errorf("defaults %+v, status %+v", s, stored.Status)
 	}
 }
@@ -711,7 +711,7 @@ func TestChildrenAreNotOwned(t *testing.T) {
 	if n := w.children(); n != 3 {
 		t.Errorf("%d children while a hold is live, want 3", n)
 	}
-	if _, err := w.store.Release(ctx, saleID(sale), held.Reservation.ID, "test"); err != nil {
+	if _, err := testmysql.Release(w.store, saleID(sale), held.Reservation.ID); err != nil {
 		t.Fatal(err)
 	}
 	w.dropFinalizer(sale, metav1.FinalizerDeleteDependents)

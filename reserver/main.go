@@ -251,7 +251,7 @@ func sweep(ctx context.Context, args []string) error {
 		admin    = c.flags.String("admin", ":9090", "address of /healthz, /readyz and /metrics")
 		name     = c.flags.String("pod", hostname(), "name of this process, unique within the sale")
 		interval = c.flags.Duration("interval", time.Second, "time between two looks for expired holds")
-		batch    = c.flags.Int("batch-size", 500, "holds that one transaction takes back")
+		batch    = c.flags.Int("batch-size", 4000, "holds that one transaction takes back")
 		url      = c.flags.String("webhook-url", "", "where events are posted; without one they are dropped")
 		secret   = c.flags.String("webhook-secret", "", "file with the key that signs events: whsec_ and base64")
 	)
@@ -292,13 +292,15 @@ func sweep(ctx context.Context, args []string) error {
 		return nil
 	})
 	c.log.Info("sweeping", "sale", c.sale, "interval", interval.String())
-	ticker := time.NewTicker(*interval)
-	defer ticker.Stop()
 	for {
+		wait := *interval
 		once, cancel := context.WithTimeout(ctx, 10*time.Second)
 		n, err := store.Sweep(once, c.sale, "sweeper/"+*name, *batch)
 		if err == nil && n == 0 {
-			err = store.Announce(once, c.sale)
+			var snap *inventory.Snapshot
+			if snap, err = store.Announce(once, c.sale); err == nil {
+				wait = snap.UntilLapse(wait)
+			}
 			if err == nil && *url == "" {
 				err = store.DiscardEvents(once, c.sale)
 			}
@@ -321,7 +323,7 @@ func sweep(ctx context.Context, args []string) error {
 			continue // there may be more
 		}
 		select {
-		case <-ticker.C:
+		case <-time.After(wait):
 		case <-ctx.Done():
 		}
 	}

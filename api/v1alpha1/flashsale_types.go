@@ -148,9 +148,9 @@ type SweepSpec struct {
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('100ms') && duration(self) <= duration('1s')",message="interval must be between 100ms and 1s"
 	Interval metav1.Duration `json:"interval,omitempty"`
 
-	// batchSize is how many holds one transaction takes back, 1 to 5,000; default 500.
+	// batchSize is how many holds one transaction takes back, 1 to 5,000; default 4,000.
 	// +optional
-	// +kubebuilder:default=500
+	// +kubebuilder:default=4000
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=5000
 	BatchSize int32 `json:"batchSize,omitempty"`

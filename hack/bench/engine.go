@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -33,13 +32,13 @@ func newQueue[Q, A any](serves ...admission.Serve[Q, A]) (queue *admission.Queue
 
 // engine is the product without HTTP and Kubernetes, wired as in a reservation pod.
 type engine struct {
-	store  *inventory.Store
-	sale   uuid.UUID
-	name   string // unique among the processes that sell
-	claims *admission.Queue[inventory.Request, inventory.Result]
-	pay    *admission.Queue[inventory.Payment, inventory.Settlement]
-	stop   func()
-	turn   atomic.Uint64
+	store    *inventory.Store
+	sale     uuid.UUID
+	name     string // unique among the processes that sell
+	claims   *admission.Queue[inventory.Request, inventory.Result]
+	pay      *admission.Queue[inventory.Payment, inventory.Settlement]
+	releases *admission.Queue[uuid.UUID, inventory.Settlement]
+	stop     func()
 }
 
 // openStore opens the product's store, with its tables.
@@ -75,10 +74,13 @@ func openEngine(ctx context.Context, dsn string, sale uuid.UUID, name string, li
 			return store.Confirm(ctx, sale, desk, batch)
 		})
 	}
-	var stopClaims, stopPay func()
+	var stopClaims, stopPay, stopReleases func()
 	e.claims, stopClaims = newQueue(claims...)
 	e.pay, stopPay = newQueue(pays...)
-	e.stop = func() { stopClaims(); stopPay() }
+	e.releases, stopReleases = newQueue(func(ctx context.Context, batch []uuid.UUID) ([]inventory.Settlement, error) {
+		return store.Release(ctx, sale, name+"/release", batch)
+	})
+	e.stop = func() { stopClaims(); stopPay(); stopReleases() }
 	return e, nil
 }
 
@@ -113,15 +115,23 @@ func (e *engine) confirm(ctx context.Context, reservation uuid.UUID) error {
 	return errors.Join(err, settled.Err)
 }
 
-// giveBack ends a hold without a sale. Releases spread over eight tally rows, as in a pod.
+// giveBack ends a hold without a sale.
 func (e *engine) giveBack(ctx context.Context, reservation uuid.UUID) error {
-	_, err := e.store.Release(ctx, e.sale, reservation, fmt.Sprintf("%s/%d", e.name, e.turn.Add(1)%8))
-	return err
+	released, err := e.releases.Ask(ctx, reservation)
+	return errors.Join(err, released.Err)
 }
 
-// sweep takes up to limit lapsed holds back, and says how many it did.
-func (e *engine) sweep(ctx context.Context, sweeper, limit int) (int, error) {
-	return e.store.Sweep(ctx, e.sale, fmt.Sprintf("%s/sweeper/%d", e.name, sweeper), limit)
+// sweep takes about limit lapsed holds back, and says how many it did, and how long the sweeper waits until it looks again.
+func (e *engine) sweep(ctx context.Context, sweeper, limit int, interval time.Duration) (n int, wait time.Duration, err error) {
+	n, err = e.store.Sweep(ctx, e.sale, fmt.Sprintf("%s/sweeper/%d", e.name, sweeper), limit)
+	if err != nil || n > 0 {
+		return n, 0, err
+	}
+	snap, err := e.store.Announce(ctx, e.sale)
+	if err != nil {
+		return 0, 0, err
+	}
+	return 0, snap.UntilLapse(interval), nil
 }
 
 // newSale registers a sale that is open, and loads its units.

@@ -108,7 +108,7 @@ func (b *bench) claimAndConfirm(ctx context.Context, clients int) (claimed, conf
 func (b *bench) lapsing() int { return int(b.manyUnits() / 10) }
 
 const (
-	sweepBatch    = 500         // as the product's sweeper
+	sweepBatch    = 4000        // as the product's sweeper
 	sweepInterval = time.Second // as the product's sweeper
 )
 
@@ -235,12 +235,8 @@ func (b *bench) takeBack(ctx context.Context, e *engine, at time.Time, buyers in
 	cpu := ownCPU()
 	for i := range b.sweepers {
 		wg.Go(func() {
-			// Sweepers look once a second, each at a moment of its own.
-			pause(ctx, sweepInterval*time.Duration(i)/time.Duration(b.sweepers))
-			ticker := time.NewTicker(sweepInterval)
-			defer ticker.Stop()
 			for ctx.Err() == nil {
-				n, err := e.sweep(ctx, i, sweepBatch)
+				n, wait, err := e.sweep(ctx, i, sweepBatch, sweepInterval)
 				if err != nil {
 					fail(err)
 					return
@@ -248,13 +244,7 @@ func (b *bench) takeBack(ctx context.Context, e *engine, at time.Time, buyers in
 				if buyers == 0 && n > 0 {
 					came(n)
 				}
-				if n > 0 {
-					continue
-				}
-				select {
-				case <-ticker.C:
-				case <-ctx.Done():
-				}
+				pause(ctx, wait)
 			}
 		})
 	}

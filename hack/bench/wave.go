@@ -42,7 +42,7 @@ func (w wave) open(ctx context.Context) (shelf, error) {
 }
 
 // returners give units back one by one, beside the clients, as a pod's HTTP handlers would.
-const returners = 4
+const returners = 64
 
 // run opens the shelf, waits for the start, and claims until the window is over or the shelf is empty.
 func (w wave) run(ctx context.Context, start func() error) (o outcome, err error) {

@@ -25,21 +25,22 @@ const (
 	linePlaces  = 20_000           // requests that may wait for a transaction
 	answerLimit = 10 * time.Second // longest a shopper waits
 	lines       = 2                // claim transactions at once, and confirmations: while one waits for the disk, the next is made
-	releaseRows = 8                // tally rows that releases and refunds of a pod spread over, so as not to wait for each other
+	refundRows  = 8                // tally rows that refunds of a pod spread over, so as not to wait for each other
 )
 
 // Server serves one sale. Make it with New, keep Run running, and serve Handler.
 type Server struct {
-	store  *inventory.Store
-	sale   uuid.UUID
-	pod    string
-	log    *slog.Logger
-	watch  *admission.Watch
-	claims *admission.Queue[inventory.Request, inventory.Result]
-	lookUp *admission.Queue[inventory.Request, inventory.Result]
-	pay    *admission.Queue[inventory.Payment, inventory.Settlement]
-	turn   atomic.Uint64
-	ending atomic.Bool
+	store    *inventory.Store
+	sale     uuid.UUID
+	pod      string
+	log      *slog.Logger
+	watch    *admission.Watch
+	claims   *admission.Queue[inventory.Request, inventory.Result]
+	lookUp   *admission.Queue[inventory.Request, inventory.Result]
+	pay      *admission.Queue[inventory.Payment, inventory.Settlement]
+	releases *admission.Queue[uuid.UUID, inventory.Settlement]
+	turn     atomic.Uint64
+	ending   atomic.Bool
 
 	registry *prometheus.Registry
 	answers  *prometheus.CounterVec
@@ -51,7 +52,6 @@ type Server struct {
 func New(store *inventory.Store, sale uuid.UUID, pod string, registry *prometheus.Registry, log *slog.Logger) *Server {
 	s := &Server{store: store, sale: sale, pod: pod, log: log, registry: registry, watch: admission.NewWatch(store, sale, log)}
 	quantity := func(r inventory.Request) int { return r.Quantity }
-	one := func(inventory.Payment) int { return 1 } // its units stay where they are
 	var claims []admission.Serve[inventory.Request, inventory.Result]
 	var pays []admission.Serve[inventory.Payment, inventory.Settlement]
 	for i := range lines {
@@ -69,7 +69,10 @@ func New(store *inventory.Store, sale uuid.UUID, pod string, registry *prometheu
 		})
 	}
 	s.claims = admission.NewQueue(linePlaces, quantity, claims...)
-	s.pay = admission.NewQueue(linePlaces, one, pays...)
+	s.pay = admission.NewQueue(linePlaces, func(inventory.Payment) int { return 1 }, pays...) // its units stay where they are
+	s.releases = admission.NewQueue(linePlaces, func(uuid.UUID) int { return 1 }, func(ctx context.Context, batch []uuid.UUID) ([]inventory.Settlement, error) {
+		return store.Release(ctx, sale, pod+"/release", batch)
+	})
 	s.lookUp = admission.NewQueue(linePlaces, quantity, func(ctx context.Context, batch []inventory.Request) ([]inventory.Result, error) {
 		return store.LookUp(ctx, sale, s.watch.View().MaxPerBuyer, batch)
 	})
@@ -115,6 +118,7 @@ func (s *Server) Run(ctx context.Context) {
 	defer cancel()
 	go s.claims.Run(ctx)
 	go s.pay.Run(ctx)
+	go s.releases.Run(ctx)
 	go s.lookUp.Run(ctx)
 	s.watch.Run(ctx, func(ctx context.Context) {
 		n, err := s.store.Sweep(ctx, s.sale, s.pod, 500)
@@ -384,7 +388,7 @@ func (s *Server) status(w http.ResponseWriter, r *http.Request) string {
 func (s *Server) release(w http.ResponseWriter, r *http.Request) string {
 	return s.change(w, r, "release a reservation", func(ctx context.Context, rid uuid.UUID) (*inventory.Reservation, error) {
 		defer s.watch.Nudge()
-		return s.store.Release(ctx, s.sale, rid, s.tallyRow())
+		return settled(s.releases.Ask(ctx, rid))
 	})
 }
 
@@ -399,12 +403,15 @@ func (s *Server) confirm(w http.ResponseWriter, r *http.Request) string {
 		return refuse(w, p)
 	}
 	return s.change(w, r, "confirm a reservation", func(ctx context.Context, rid uuid.UUID) (*inventory.Reservation, error) {
-		settled, err := s.pay.Ask(ctx, inventory.Payment{Reservation: rid, ID: body.PaymentID, PaidAt: paidAt})
-		if err != nil {
-			return nil, err
-		}
-		return settled.Reservation, settled.Err
+		return settled(s.pay.Ask(ctx, inventory.Payment{Reservation: rid, ID: body.PaymentID, PaidAt: paidAt}))
 	})
+}
+
+func settled(answer inventory.Settlement, err error) (*inventory.Reservation, error) {
+	if err != nil {
+		return nil, err
+	}
+	return answer.Reservation, answer.Err
 }
 
 // refund answers POST /v1/reservations/{id}/refund. It is the checkout's alone, which pays the money back.
@@ -423,7 +430,7 @@ func (s *Server) refund(w http.ResponseWriter, r *http.Request) string {
 }
 
 func (s *Server) tallyRow() string {
-	return fmt.Sprintf("%s/%d", s.pod, s.turn.Add(1)%releaseRows)
+	return fmt.Sprintf("%s/%d", s.pod, s.turn.Add(1)%refundRows)
 }
 
 type stockJSON struct {

@@ -92,7 +92,7 @@ func TestCase029(t *testing.T) {
 	sale := testmysql.Sale(1).TTL(time.Second).In(t, store)
 	first := claimOne(t, store, sale, "a", 1)
 	for range 2 { // the provider reports the failure, twice
-		if _, err := store.Release(ctx, sale.ID, first.Reservation.ID, "test"); err != nil {
+		if _, err := testmysql.Release(store, sale.ID, first.Reservation.ID); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -345,7 +345,7 @@ func TestCase004(t *testing.T) {
 		}
 		wg.Wait()
 		for _, r := range held[0][:2] {
-			if _, err := store.Release(ctx, sale.ID, r.Reservation.ID, "test"); err != nil {
+			if _, err := testmysql.Release(store, sale.ID, r.Reservation.ID); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -476,7 +476,7 @@ func TestCase020(t *testing.T) {
 	for _, r := range stampede(t, store, sale, 1, buyers(3, 1)) {
 		want(r.Reservation, 10*time.Minute)
 	}
-	if _, err := store.Release(ctx, sale.ID, single.ID, "test"); err != nil {
+	if _, err := testmysql.Release(store, sale.ID, single.ID); err != nil {
 		t.Fatal(err)
 	}
 	want(claimKey(t, store, sale, "returned", "key", 1).Reservation, 10*time.Minute) // a returned unit, with a key
@@ -510,7 +510,7 @@ func TestCase022(t *testing.T) {
 	first := claimKey(t, store, sale, "a", "k1", 1)
 	again := claimKey(t, store, sale, "a", "k2", 1) // cancelled at the provider, who did not tell us
 	wantOutcome(t, again, inventory.OutcomeReplay)
-	if _, err := store.Release(ctx, sale.ID, first.Reservation.ID, "test"); err != nil {
+	if _, err := testmysql.Release(store, sale.ID, first.Reservation.ID); err != nil {
 		t.Fatal(err)
 	}
 	wantOutcome(t, claimKey(t, store, sale, "a", "k3", 1), inventory.OutcomeHeld)
@@ -537,7 +537,7 @@ func TestCase031(t *testing.T) {
 	sale := testmysql.Sale(5).MaxPerBuyer(5).In(t, store)
 	first := claimOne(t, store, sale, "a", 5)
 	wantOutcome(t, claimOne(t, store, sale, "a", 5), inventory.OutcomeReplay)
-	if _, err := store.Release(ctx, sale.ID, first.Reservation.ID, "test"); err != nil {
+	if _, err := testmysql.Release(store, sale.ID, first.Reservation.ID); err != nil {
 		t.Fatal(err)
 	}
 	wantCounts(t, store, sale, 5, 0, 0)
@@ -560,11 +560,11 @@ func TestCase032_050(t *testing.T) {
 		}
 		wantCounts(t, store, sale, 2, 1, 0)
 	}
-	if _, err := store.Release(ctx, sale.ID, a.ID, "test"); !errors.Is(err, inventory.ErrConfirmed) {
+	if _, err := testmysql.Release(store, sale.ID, a.ID); !errors.Is(err, inventory.ErrConfirmed) {
 		t.Errorf("releasing a refunded one: %v", err)
 	}
 	for range 2 {
-		if _, err := store.Release(ctx, sale.ID, b.ID, "test"); err != nil {
+		if _, err := testmysql.Release(store, sale.ID, b.ID); err != nil {
 			t.Error(err)
 		}
 		wantCounts(t, store, sale, 3, 0, 0)
@@ -626,7 +626,7 @@ func TestALatePaymentGetsOtherUnits(t *testing.T) {
 	sale := testmysql.Sale(3).MaxPerBuyer(2).In(t, store)
 	a, b := claimOne(t, store, sale, "a", 1).Reservation, claimOne(t, store, sale, "b", 1).Reservation
 	for _, r := range []*inventory.Reservation{b, a} {
-		if _, err := store.Release(ctx, sale.ID, r.ID, "test"); err != nil {
+		if _, err := testmysql.Release(store, sale.ID, r.ID); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -918,7 +918,7 @@ func TestCase058(t *testing.T) {
 		if len(held) != 1 || held[0].Outcome != inventory.OutcomeHeld {
 			t.Fatalf("round %d: %+v", round, held)
 		}
-		if _, err := store.Release(ctx, sale.ID, held[0].Reservation.ID, "test"); err != nil {
+		if _, err := testmysql.Release(store, sale.ID, held[0].Reservation.ID); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -1056,7 +1056,7 @@ func TestCase071(t *testing.T) {
 	store := testmysql.Store(t)
 	sale := testmysql.Sale(5).In(t, store)
 	unknown := uuid.MustParse("01a22e8b-e5ab-757d-b68a-2cf796e24b5c")
-	if _, err := store.Release(ctx, sale.ID, unknown, "test"); !errors.Is(err, inventory.ErrNotFound) {
+	if _, err := testmysql.Release(store, sale.ID, unknown); !errors.Is(err, inventory.ErrNotFound) {
 		t.Errorf("releasing: %v", err)
 	}
 	if _, err := store.Refund(ctx, sale.ID, unknown, "test", true); !errors.Is(err, inventory.ErrNotFound) {

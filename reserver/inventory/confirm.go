@@ -20,7 +20,7 @@ type Payment struct {
 }
 
 // Settlement is the answer to one Payment: the reservation in state Confirmed (or Refunded, when it was by now), or
-// RefundDue; or why not: ErrPaymentMismatch, ErrPaymentReused, ErrBusy, or a database error.
+// RefundDue; or why not: ErrPaymentMismatch, ErrPaymentReused, ErrBusy, or a database error. It is the answer to a release too.
 type Settlement struct {
 	Reservation *Reservation
 	Err         error

@@ -23,8 +23,9 @@ var (
 	ErrBusy            = errors.New("units are locked by others for too long")
 	ErrCorrupt         = errors.New("the rows contradict each other")
 
-	errLapsed = errors.New("a hold lapsed while it was being confirmed")
-	errHope   = errors.New("a claim hoped for new buyers and enough units, and must look")
+	errLapsed          = errors.New("a hold lapsed while it was being confirmed")
+	errLoadedElsewhere = errors.New("the units before these are not loaded, or another process loads too")
+	errHope            = errors.New("a claim hoped for new buyers and enough units, and must look")
 )
 
 // CommitError is a COMMIT that failed: the transaction may or may not have taken effect.
@@ -65,7 +66,7 @@ func Classify(err error) Class {
 	}
 	var netErr net.Error
 	switch {
-	case errors.Is(err, errLapsed), errors.Is(err, errHope):
+	case errors.Is(err, errLapsed), errors.Is(err, errLoadedElsewhere), errors.Is(err, errHope):
 		return Conflict
 	case errors.Is(err, ErrBusy):
 		return Unavailable

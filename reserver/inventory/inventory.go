@@ -93,6 +93,15 @@ func (s *Snapshot) OpenedAt() time.Time {
 	return opened
 }
 
+// UntilLapse is how long a sweeper that found nothing can wait until it looks again: to the next lapse, which may be locked by
+// somebody just now, but most at the longest.
+func (s *Snapshot) UntilLapse(most time.Duration) time.Duration {
+	if s.NextLapse.IsZero() {
+		return most
+	}
+	return min(max(s.NextLapse.Sub(s.Now), 50*time.Millisecond), most)
+}
+
 // State of a reservation.
 type State int
 

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
 	"github.com/google/uuid"
 
 	"flashsale.dev/operator/reserver/inventory"
@@ -126,7 +127,7 @@ func TestClaimScansAreServedByTheirIndex(t *testing.T) {
 	// Units in every state, and statistics that know them.
 	claimed := stampede(t, store, sale, 4, buyers(1000, 1))
 	for _, r := range claimed[:200] {
-		if _, err := store.Release(ctx, sale.ID, r.Reservation.ID, "test"); err != nil {
+		if _, err := testmysql.Release(store, sale.ID, r.Reservation.ID); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -232,7 +233,7 @@ func TestClaimLocksOneRecordPerUnit(t *testing.T) {
 	sale := testmysql.Sale(1000).In(t, store)
 	held := stampede(t, store, sale, 2, buyers(100, 1)) // so that the scan passes units that are not fresh
 	for _, r := range held[:40] {
-		if _, err := store.Release(ctx, sale.ID, r.Reservation.ID, "test"); err != nil {
+		if _, err := testmysql.Release(store, sale.ID, r.Reservation.ID); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -321,7 +322,7 @@ func TestNoOperationWalksTheSale(t *testing.T) {
 		return func() error { confirmAs(t, store, sale, r, payment, want); return nil }
 	}
 	release := func() error {
-		_, err := store.Release(ctx, sale.ID, held[2].Reservation.ID, "test")
+		_, err := testmysql.Release(store, sale.ID, held[2].Reservation.ID)
 		return err
 	}
 	refund := func(r *inventory.Reservation) func() error {
@@ -560,7 +561,7 @@ func TestConfirmAnswers(t *testing.T) {
 	store := testmysql.Store(t)
 	sale := testmysql.Sale(10).In(t, store)
 	a, b, c := claimOne(t, store, sale, "a", 1), claimOne(t, store, sale, "b", 1), claimOne(t, store, sale, "c", 1)
-	if _, err := store.Release(ctx, sale.ID, c.Reservation.ID, "test"); err != nil {
+	if _, err := testmysql.Release(store, sale.ID, c.Reservation.ID); err != nil {
 		t.Fatal(err)
 	}
 	unknown := uuid.New()
@@ -603,7 +604,7 @@ func TestConfirmAnswers(t *testing.T) {
 	for i := range tests {
 		check("in a batch", answers[i], i)
 	}
-	if _, err := store.Release(ctx, sale.ID, a.Reservation.ID, "test"); !errors.Is(err, inventory.ErrConfirmed) {
+	if _, err := testmysql.Release(store, sale.ID, a.Reservation.ID); !errors.Is(err, inventory.ErrConfirmed) {
 		t.Errorf("releasing a confirmed one: %v", err)
 	}
 }
@@ -715,7 +716,7 @@ func TestAConfirmAndASweepOfOneHoldCannotBothWin(t *testing.T) {
 
 func TestLoadGoesOnWhereItStopped(t *testing.T) {
 	store := testmysql.Store(t)
-	sale := testmysql.Sale(23_450).Obj()
+	sale := testmysql.Sale(43_450).Obj()
 	if err := store.Register(ctx, sale); err != nil {
 		t.Fatal(err)
 	}
@@ -733,10 +734,92 @@ func TestLoadGoesOnWhereItStopped(t *testing.T) {
 	if _, err := store.Load(ctx, sale.ID, func(loaded, _ int64) { seen = append(seen, loaded) }); err != nil {
 		t.Fatal(err)
 	}
-	if want := "[5000 10000 15000 20000 23450]"; fmt.Sprint(seen) != want {
+	if want := "[20000 40000 40000 43450]"; fmt.Sprint(seen) != want {
 		t.Errorf("progress %v, want %s", seen, want)
 	}
 	testmysql.Audit(t, store, sale.ID)
+}
+
+// Loaders that do not know of each other insert the same rows: each row is there once, and all are counted.
+func TestLoadersRunSideBySide(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(60_001).Obj()
+	if err := store.Register(ctx, sale); err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() {
+			if n, err := store.Load(ctx, sale.ID, nil); err != nil || n != 60_001 {
+				t.Errorf("loaded %d, %v", n, err)
+			}
+		})
+	}
+	wg.Wait()
+	testmysql.Audit(t, store, sale.ID)
+	wantCounts(t, store, sale, 60_001, 0, 0)
+}
+
+// A server that restarted, or closed what was idle, leaves a pool of dead connections: nobody is to hear of it.
+func TestDeadIdleConnectionsAreNotUsed(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(20).In(t, store)
+	admin := testmysql.Admin(t)
+	pool := make([]*sql.Conn, 6)
+	ids := make([]int64, len(pool))
+	for i := range pool {
+		var err error
+		if pool[i], err = store.DB().Conn(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if err := pool[i].QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&ids[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range pool {
+		if err := pool[i].Close(); err != nil { // back into the pool
+			t.Fatal(err)
+		}
+	}
+	for _, id := range ids {
+		testmysql.Eventually(t, "the connection is gone", func() bool {
+			_, err := admin.ExecContext(ctx, fmt.Sprint("KILL ", id))
+			var unknown *mysql.MySQLError
+			return errors.As(err, &unknown) && unknown.Number == 1094
+		})
+	}
+	claimOne(t, store, sale, "last", 1)
+	testmysql.Audit(t, store, sale.ID)
+}
+
+// More units than one transaction gives back, and each kind of answer, in one call.
+func TestReleaseOfMany(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(12_001).MaxPerBuyer(inventory.MaxQuantity).In(t, store)
+	var ids []uuid.UUID
+	for i := range 12 {
+		ids = append(ids, claimOne(t, store, sale, fmt.Sprint("buyer-", i), inventory.MaxQuantity).Reservation.ID)
+	}
+	paid := claimOne(t, store, sale, "paid", 1).Reservation
+	confirmAs(t, store, sale, paid, "pay", inventory.Confirmed)
+	ids = append(ids, paid.ID, uuid.New(), ids[3])
+	answers, err := store.Release(ctx, sale.ID, "desk", ids)
+	if err != nil || len(answers) != len(ids) {
+		t.Fatalf("%d answers to %d releases, %v", len(answers), len(ids), err)
+	}
+	for i, a := range answers {
+		var want error
+		switch i {
+		case 12:
+			want = inventory.ErrConfirmed
+		case 13:
+			want = inventory.ErrNotFound
+		}
+		if !errors.Is(a.Err, want) || want == nil && (a.Reservation.ID != ids[i] || a.Reservation.State != inventory.Released) {
+			t.Errorf("release %d was answered with %+v, want error %v", i, a, want)
+		}
+	}
+	wantCounts(t, store, sale, 12_000, 0, 1)
 }
 
 func TestCloseSaleWaitsForHolds(t *testing.T) {
@@ -819,7 +902,7 @@ func TestAuditFindsBrokenRows(t *testing.T) {
 			if _, err := testmysql.Confirm(store, sale.ID, a.Reservation.ID, "pay"); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := store.Release(ctx, sale.ID, b.Reservation.ID, "test"); err != nil {
+			if _, err := testmysql.Release(store, sale.ID, b.Reservation.ID); err != nil {
 				t.Fatal(err)
 			}
 			testmysql.Audit(t, store, sale.ID)

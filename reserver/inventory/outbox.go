@@ -58,13 +58,14 @@ func writeEvents(sale uuid.UUID, kind eventKind, reservations []*Reservation) ch
 	return changing(1, "writing events", v.String())
 }
 
-// Announce writes the events of the sale itself that are due: opened, sold out. CloseSale writes the last one.
-func (s *Store) Announce(ctx context.Context, sale uuid.UUID) error {
-	snap, err := s.Snapshot(ctx, sale)
-	if err != nil || snap.unannounced() == 0 {
-		return err
+// Announce writes the events of the sale itself that are due: opened, sold out. CloseSale writes the last one. It gives the
+// sale as it was before.
+func (s *Store) Announce(ctx context.Context, sale uuid.UUID) (*Snapshot, error) {
+	seen, err := s.Snapshot(ctx, sale)
+	if err != nil || seen.unannounced() == 0 {
+		return seen, err
 	}
-	return s.settle(ctx, "announce", func(tx *queries) error {
+	return seen, s.settle(ctx, "announce", func(tx *queries) error {
 		if err := lockSale(ctx, tx, sale); err != nil {
 			return err
 		}

@@ -105,28 +105,61 @@ func lockReservation(ctx context.Context, tx *queries, sale, reservation uuid.UU
 	return nil, ErrNotFound
 }
 
-// Release gives a hold's units back, on the tally row named line. A reservation that has ended without a sale is left
-// as it is, without an error. Errors: ErrNotFound, ErrConfirmed.
-func (s *Store) Release(ctx context.Context, sale, reservation uuid.UUID, line string) (*Reservation, error) {
-	var r *stored
-	err := s.settle(ctx, "release", func(tx *queries) (err error) {
-		if r, err = lockReservation(ctx, tx, sale, reservation); err != nil {
+// Release gives the units of holds back, on the tally row named line, in one transaction for up to 10,000 units. A reservation
+// that has ended without a sale is left as it is, without an error. The answers' errors: ErrNotFound, ErrConfirmed. An error
+// means that the outcome of every release is unknown; asking again tells.
+func (s *Store) Release(ctx context.Context, sale uuid.UUID, line string, reservations []uuid.UUID) ([]Settlement, error) {
+	answers := make([]Settlement, 0, len(reservations))
+	for len(answers) < len(reservations) {
+		var some []Settlement
+		err := s.settle(ctx, "release", func(tx *queries) (err error) {
+			some, err = release(ctx, tx, sale, line, reservations[len(answers):])
 			return err
+		})
+		if err != nil {
+			return nil, err
 		}
-		switch {
-		case r.State.paid():
-			return ErrConfirmed
-		case r.State != Held:
-			return nil
-		}
-		r.State = Released
-		return tx.change(ctx, append(giveBack(sale, line, Held, []*Reservation{&r.Reservation}),
-			endState(sale, &r.Reservation, Held), writeEvents(sale, eventReleased, []*Reservation{&r.Reservation}))...)
-	})
+		answers = append(answers, some...)
+	}
+	return answers, nil
+}
+
+// release answers the first of the reservations, at least one.
+func release(ctx context.Context, tx *queries, sale uuid.UUID, line string, reservations []uuid.UUID) (answers []Settlement, err error) {
+	found, err := readReservations(ctx, tx, sale, reservations, " FOR UPDATE")
 	if err != nil {
 		return nil, err
 	}
-	return &r.Reservation, nil
+	var released []*Reservation
+	units := 0 // given back
+	ending := newValues("UPDATE flashsale_reservation FORCE INDEX (PRIMARY) SET state = 3, changed_at = UTC_TIMESTAMP(6) WHERE sale_id = ").
+		bytes(id(sale)).text(" AND state = 1 AND reservation_id IN (")
+	for _, rid := range reservations {
+		r := found[rid]
+		if r != nil && r.State == Held {
+			if units += r.Quantity; units > sweepUnits && len(released) > 0 {
+				break
+			}
+			ending.next(len(released)).bytes(id(rid))
+			r.State = Released
+			released = append(released, &r.Reservation)
+		}
+		switch {
+		case r == nil:
+			answers = append(answers, Settlement{Err: ErrNotFound})
+		case r.State.paid():
+			answers = append(answers, Settlement{Err: ErrConfirmed})
+		default:
+			answers = append(answers, Settlement{Reservation: &r.Reservation})
+		}
+	}
+	if len(released) == 0 {
+		return answers, nil
+	}
+	return answers, tx.change(ctx, append([]change{
+		changing(len(released), "releasing reservations", ending.text(")").String()),
+		writeEvents(sale, eventReleased, released),
+	}, giveBack(sale, line, Held, released)...)...)
 }
 
 // Refund ends a confirmed reservation: with restock its units go back on sale, without they stay sold. It takes effect
@@ -152,7 +185,8 @@ func (s *Store) Refund(ctx context.Context, sale, reservation uuid.UUID, line st
 			r.State = Refunded
 			changes = append(addBought(sale, r, -r.Quantity), giveBack(sale, line, Confirmed, []*Reservation{&r.Reservation})...)
 		}
-		return tx.change(ctx, append(changes, endState(sale, &r.Reservation, Confirmed),
+		return tx.change(ctx, append(changes, changing(1, "refunding the reservation", `UPDATE flashsale_reservation FORCE INDEX (PRIMARY) SET state = ?, changed_at = UTC_TIMESTAMP(6)
+			WHERE sale_id = ? AND reservation_id = ? AND state = 2`, int(r.State), id(sale), id(r.ID)),
 			changing(1, "recording the refund", "UPDATE flashsale_ledger FORCE INDEX (reservation) SET refunded_at = UTC_TIMESTAMP(6) WHERE sale_id = ? AND reservation_id = ? AND due_payment_id = ''",
 				id(sale), id(r.ID)))...)
 	})
@@ -187,12 +221,6 @@ func refundDue(ctx context.Context, tx *queries, sale, reservation uuid.UUID, r 
 		due.GrantedAt, due.ExpiresAt = r.GrantedAt, r.ExpiresAt
 	}
 	return &stored{Reservation: due}, nil
-}
-
-// endState records the state that a locked reservation came to from another one.
-func endState(sale uuid.UUID, r *Reservation, from State) change {
-	return changing(1, "ending the reservation", `UPDATE flashsale_reservation FORCE INDEX (PRIMARY) SET state = ?, changed_at = UTC_TIMESTAMP(6)
-		WHERE sale_id = ? AND reservation_id = ? AND state = ?`, int(r.State), id(sale), id(r.ID), int(from))
 }
 
 // giveBack puts the units of locked reservations, which end, back on the shelf; they were counted as held or sold, as from

@@ -1,17 +1,20 @@
 package inventory
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
 )
 
 const (
-	loadBatch    = 5000             // unit rows that one transaction inserts
+	loadBatch    = 10_000           // unit rows that one transaction inserts
+	loadStripes  = 2                // such transactions that run side by side
 	batchTimeout = 15 * time.Second // for one transaction of long work
 )
 
@@ -71,58 +74,95 @@ func lockSale(ctx context.Context, tx *queries, sale uuid.UUID) error {
 	return nil
 }
 
-// Load inserts the sale's missing unit rows in transactions of 5,000, until all are there or the context has ended, which
-// it looks at between two transactions. It gives how many are loaded. progress, if not nil, is called after each
-// transaction. It goes on where any process stopped: loaders of one sale take turns on one row's lock, and the unit's key
-// keeps it from existing twice.
+// Load inserts the sale's missing unit rows in transactions of 10,000, until all are there or the context has ended, which
+// it looks at between transactions. It gives how many are loaded. progress, if not nil, is called as they come. It goes on where
+// any process stopped, and others may load the same sale: the unit's key keeps it from existing twice, and the count moves on
+// only from where the transaction's rows begin, so that units are loaded without gaps.
 func (s *Store) Load(ctx context.Context, sale uuid.UUID, progress func(loaded, units int64)) (loaded int64, err error) {
-	for ctx.Err() == nil {
-		var units int64
+	for conflicts := 0; ; {
+		before := loaded
 		batch, cancel := context.WithTimeout(context.WithoutCancel(ctx), batchTimeout)
-		err := s.settle(batch, "load", func(tx *queries) (err error) { loaded, units, err = loadOnce(batch, tx, sale); return err })
-		cancel()
-		if err != nil {
-			return loaded, err
-		}
-		if progress != nil {
+		var units int64
+		loaded, units, err = s.loading(batch, sale)
+		if err == nil && progress != nil && loaded > before {
 			progress(loaded, units)
 		}
-		if loaded >= units {
-			return loaded, nil
+		more := err == nil && loaded < units && ctx.Err() == nil
+		if more {
+			err = s.loadStripes(batch, sale, loaded, units)
+		}
+		cancel()
+		if !more {
+			if err == nil && loaded < units {
+				err = ctx.Err()
+			}
+			return loaded, err
+		}
+		// After a conflict, or a commit of unknown outcome, the count tells where to go on.
+		var commit *CommitError
+		switch {
+		case err == nil:
+			conflicts = 0
+		case Classify(err) != Conflict && !errors.As(err, &commit):
+			return loaded, err
+		default:
+			if conflicts++; conflicts > 10 || !pause(ctx, conflicts) {
+				return loaded, err
+			}
 		}
 	}
-	return loaded, ctx.Err()
 }
 
-func loadOnce(ctx context.Context, tx *queries, sale uuid.UUID) (loaded, units int64, err error) {
-	err = tx.row(ctx, "SELECT available FROM flashsale_tally WHERE sale_id = ? AND line = 'load' FOR UPDATE", id(sale)).Scan(&loaded)
-	if errors.Is(err, sql.ErrNoRows) {
-		return 0, 0, ErrNoSale
-	}
-	if err != nil {
-		return 0, 0, fmt.Errorf("locking the loader's tally: %w", err)
-	}
-	if err := tx.row(ctx, "SELECT units FROM flashsale_sale WHERE sale_id = ?", id(sale)).Scan(&units); err != nil {
-		return 0, 0, fmt.Errorf("reading how many units to load: %w", err)
-	}
-	if last := min(loaded+loadBatch, units); last > loaded {
-		if _, err := tx.run(ctx, insertUnits(sale, loaded+1, last)); err != nil {
-			return 0, 0, fmt.Errorf("inserting unit rows: %w", err)
+// loading says how many units are loaded of how many, and records it when those are all.
+func (s *Store) loading(ctx context.Context, sale uuid.UUID) (loaded, units int64, err error) {
+	err = s.settle(ctx, "load", func(tx *queries) error {
+		err := tx.row(ctx, `SELECT t.available, s.units FROM flashsale_sale s JOIN flashsale_tally t ON t.sale_id = s.sale_id AND t.line = 'load'
+			WHERE s.sale_id = ?`, id(sale)).Scan(&loaded, &units)
+		if errors.Is(err, sql.ErrNoRows) {
+			return ErrNoSale
 		}
-		_, err := tx.run(ctx, "UPDATE flashsale_tally SET available = ? WHERE sale_id = ? AND line = 'load'", last, id(sale))
 		if err != nil {
-			return 0, 0, fmt.Errorf("counting unit rows: %w", err)
+			return fmt.Errorf("reading how many units are loaded: %w", err)
 		}
-		loaded = last
+		if loaded < units {
+			return nil
+		}
+		return tx.change(ctx, changing(anyRows, "recording that loading ended",
+			"UPDATE flashsale_sale SET loaded_at = UTC_TIMESTAMP(6) WHERE sale_id = ? AND units <= ? AND loaded_at IS NULL", id(sale), loaded))
+	})
+	return loaded, units, err
+}
+
+// loadStripes inserts the next units in a few transactions side by side, each of which counts its units and commits after the
+// one before.
+func (s *Store) loadStripes(ctx context.Context, sale uuid.UUID, loaded, units int64) error {
+	var wg sync.WaitGroup
+	var failed [loadStripes]error
+	committed := make(chan struct{})
+	close(committed) // what comes before the first is
+	for i := range loadStripes {
+		first := loaded + int64(i)*loadBatch + 1
+		last := min(first+loadBatch-1, units)
+		if first > last {
+			break
+		}
+		before, after := committed, make(chan struct{})
+		committed = after
+		wg.Go(func() {
+			defer close(after)
+			failed[i] = s.inTx(ctx, "load", func(tx *queries) error {
+				if err := tx.change(ctx, changing(int(last-first+1), "inserting unit rows", insertUnits(sale, first, last))); err != nil {
+					return err
+				}
+				<-before
+				count := changing(1, "counting unit rows", "UPDATE flashsale_tally SET available = ? WHERE sale_id = ? AND line = 'load' AND available = ?", last, id(sale), first-1)
+				count.wrong = errLoadedElsewhere
+				return tx.change(ctx, count)
+			})
+		})
 	}
-	if loaded < units {
-		return loaded, units, nil
-	}
-	_, err = tx.run(ctx, "UPDATE flashsale_sale SET loaded_at = UTC_TIMESTAMP(6) WHERE sale_id = ? AND loaded_at IS NULL", id(sale))
-	if err != nil {
-		return 0, 0, fmt.Errorf("recording that loading ended: %w", err)
-	}
-	return loaded, units, nil
+	wg.Wait()
+	return cmp.Or(failed[:]...)
 }
 
 // insertUnits inserts the units first..last. The server counts them out itself, as it joins two lists of numbers: to parse

@@ -187,19 +187,9 @@ func (q *queries) change(ctx context.Context, changes ...change) error {
 // inTx runs f in one transaction. It rolls back when f fails; a failed COMMIT is reported as *CommitError, because its
 // outcome is unknown.
 func (s *Store) inTx(ctx context.Context, caller string, f func(tx *queries) error) error {
-	for dead := 0; ; dead++ {
-		begun, err := s.tryTx(ctx, caller, f)
-		// A connection that died in the pool was not used, and is gone from there now.
-		if begun || !errors.Is(err, driver.ErrBadConn) || dead > s.db.Stats().MaxOpenConnections {
-			return err
-		}
-	}
-}
-
-func (s *Store) tryTx(ctx context.Context, caller string, f func(tx *queries) error) (begun bool, err error) {
 	conn, err := s.db.Conn(ctx)
 	if err != nil {
-		return false, fmt.Errorf("beginning a transaction: %w", err)
+		return fmt.Errorf("beginning a transaction: %w", err)
 	}
 	tx := &queries{q: conn, comment: commentFor(caller), conn: conn}
 	if s.onHold != nil {
@@ -216,12 +206,12 @@ func (s *Store) tryTx(ctx context.Context, caller string, f func(tx *queries) er
 		_ = conn.Close()
 	}()
 	if err := f(tx); err != nil || !tx.begun {
-		return tx.begun, err
+		return err
 	}
 	committing = true
 	if _, err := conn.ExecContext(context.WithoutCancel(ctx), "COMMIT"); err != nil {
 		_ = conn.Raw(func(any) error { return driver.ErrBadConn })
-		return true, &CommitError{Err: err}
+		return &CommitError{Err: err}
 	}
-	return true, nil
+	return nil
 }

@@ -129,11 +129,11 @@ func TestEventsOfASale(t *testing.T) {
 	sale := testmysql.Sale(3).In(t, store)
 	s := newShop(t)
 	publish(t, store, sale, s.URL)
-	if err := store.Announce(ctx, sale.ID); err != nil {
+	if _, err := store.Announce(ctx, sale.ID); err != nil {
 		t.Fatal(err)
 	}
 	r := claim(t, store, sale, "a", "b", "c")
-	if _, err := store.Release(ctx, sale.ID, r[1].ID, "test"); err != nil {
+	if _, err := testmysql.Release(store, sale.ID, r[1].ID); err != nil {
 		t.Fatal(err)
 	}
 	r = append(r, claim(t, store, sale, "d")...)
@@ -147,7 +147,7 @@ func TestEventsOfASale(t *testing.T) {
 		t.Fatalf("%+v, %v", due, err)
 	}
 	for range 2 {
-		if err := store.Announce(ctx, sale.ID); err != nil {
+		if _, err := store.Announce(ctx, sale.ID); err != nil {
 			t.Fatal(err)
 		}
 		if err := store.CloseSale(ctx, sale.ID); err != nil {

@@ -225,6 +225,15 @@ func Confirm(store *inventory.Store, sale, reservation uuid.UUID, payment string
 	return answers[0].Reservation, answers[0].Err
 }
 
+// Release gives one reservation back.
+func Release(store *inventory.Store, sale, reservation uuid.UUID) (*inventory.Reservation, error) {
+	answers, err := store.Release(context.Background(), sale, "test", []uuid.UUID{reservation})
+	if err != nil {
+		return nil, err
+	}
+	return answers[0].Reservation, answers[0].Err
+}
+
 // Audit fails the test for every invariant that the rows break, and gives the report.
 func Audit(t testing.TB, store *inventory.Store, sale uuid.UUID) *inventory.Report {
 	t.Helper()

@@ -3,6 +3,7 @@ package admission
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync"
 	"time"
 )
@@ -91,6 +92,7 @@ func (l *Queue[Q, A]) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
+		runtime.Gosched() // those who were answered together ask again together: the first is not to be served alone
 		for {
 			n, free := len(l.waiting), len(idle)
 			if held != nil {
@@ -100,7 +102,7 @@ func (l *Queue[Q, A]) Run(ctx context.Context) {
 				break
 			}
 			var batch []*waiter[Q, A]
-			batch, held = l.next(held)
+			batch, held = l.next(held, min(maxBatch, max(worthwhile, n/len(l.serves)))) // what waits is shared among the serves
 			last = len(batch)
 			serve := <-idle
 			wg.Go(func() {
@@ -112,10 +114,10 @@ func (l *Queue[Q, A]) Run(ctx context.Context) {
 	}
 }
 
-// next takes a batch from the queue, first what is held; that one that does not fit is held for the next.
-func (l *Queue[Q, A]) next(held *waiter[Q, A]) (batch []*waiter[Q, A], over *waiter[Q, A]) {
+// next takes a batch of up to most from the queue, first what is held; that one that does not fit is held for the next.
+func (l *Queue[Q, A]) next(held *waiter[Q, A], most int) (batch []*waiter[Q, A], over *waiter[Q, A]) {
 	units := 0
-	for w := held; len(batch) < maxBatch; w = nil {
+	for w := held; len(batch) < most; w = nil {
 		if w == nil {
 			select {
 			case w = <-l.waiting:

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -998,4 +999,72 @@ func TestAnIdleLineCatchesUp(t *testing.T) {
 		}
 		return got[0].Outcome == inventory.OutcomeHeld
 	})
+}
+
+// Hundreds of keys in a statement may make the server walk a small table instead, which would wait for the rows of others.
+func TestLargeBatchesWaitForNoOtherRows(t *testing.T) {
+	store := testmysql.Store(t)
+	for _, table := range []string{"unit", "returned", "reservation"} { // which look empty to the optimizer, as at the start
+		if _, err := store.DB().ExecContext(ctx, "ALTER TABLE flashsale_"+table+" STATS_PERSISTENT=1, STATS_AUTO_RECALC=0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sale := testmysql.Sale(1700).MaxPerBuyer(inventory.MaxQuantity).In(t, store)
+	returned := claimOne(t, store, sale, "returned", 600)
+	if _, err := testmysql.Release(store, sale.ID, returned.Reservation.ID); err != nil {
+		t.Fatal(err)
+	}
+	all := buyers(700, 1)
+	line := inventory.NewLine("line")
+	held, err := store.Claim(ctx, sale.ID, line, all) // takes what was returned, and some
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Release(ctx, sale.ID, "desk", reservationIDs(held[400:])); err != nil {
+		t.Fatal(err)
+	}
+	others, err := store.DB().BeginTx(ctx, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = others.Rollback() }()
+	if _, err := others.ExecContext(ctx, "SET SESSION wait_timeout = 600"); err != nil {
+		t.Fatal(err)
+	}
+	if n := scan(t, others, "SELECT unit_no FROM flashsale_returned WHERE sale_id = ? ORDER BY unit_no DESC LIMIT 3 FOR UPDATE", sale.ID[:]); n != 3 {
+		t.Fatalf("%d returned units are locked", n)
+	}
+	for _, r := range slices.Concat(held[300:310], held[699:]) {
+		if n := scan(t, others, "SELECT reservation_id FROM flashsale_reservation WHERE sale_id = ? AND reservation_id = ? FOR UPDATE", sale.ID[:], r.Reservation.ID[:]); n != 1 {
+			t.Fatalf("%d reservations are locked", n)
+		}
+	}
+	soon, cancel := context.WithTimeout(ctx, 10*time.Second) // of the three that each lock is waited for, ten times
+	defer cancel()
+	payments := make([]inventory.Payment, 300)
+	for i := range payments {
+		payments[i] = inventory.Payment{Reservation: held[i].Reservation.ID, ID: fmt.Sprint("pay-", i)}
+	}
+	again, err := store.Claim(soon, sale.ID, line, all[:300])
+	if n := count(again); err != nil || n[inventory.OutcomeReplay] != 300 {
+		t.Errorf("claiming again: %v, %v", n, err)
+	}
+	more, err := store.Claim(soon, sale.ID, line, buyers(950, 1)[700:])
+	if n := count(more); err != nil || n[inventory.OutcomeHeld] != 250 {
+		t.Errorf("claiming returned units: %v, %v", n, err)
+	}
+	if _, err := store.Confirm(soon, sale.ID, "desk", payments); err != nil {
+		t.Errorf("confirming: %v", err)
+	}
+	if _, err := store.Release(soon, sale.ID, "desk", reservationIDs(held[310:400])); err != nil {
+		t.Errorf("releasing: %v", err)
+	}
+}
+
+func reservationIDs(results []inventory.Result) []uuid.UUID {
+	ids := make([]uuid.UUID, len(results))
+	for i, r := range results {
+		ids[i] = r.Reservation.ID
+	}
+	return ids
 }

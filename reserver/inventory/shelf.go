@@ -3,6 +3,7 @@ package inventory
 import (
 	"context"
 	"database/sql"
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"slices"
@@ -165,7 +166,7 @@ func (t taken) give(sale uuid.UUID, owners []*Reservation) []change {
 	n := len(units)
 	// ELT gives the owner in the unit's place of the list. Fresh units mostly lie side by side; else INTERVAL finds the place,
 	// by bisection.
-	v := newValues("UPDATE flashsale_unit SET reservation_id = ELT(")
+	v := newValues("UPDATE flashsale_unit FORCE INDEX (PRIMARY) SET reservation_id = ELT(")
 	where := newValues("")
 	if first, last := units[0], units[n-1]; last-first == int64(n-1) {
 		v.text("unit_no - ").num(first - 1)
@@ -180,22 +181,22 @@ func (t taken) give(sale uuid.UUID, owners []*Reservation) []change {
 	}
 	v.text(") WHERE sale_id = ").bytes(id(sale)).text(" AND unit_no").text(where.String())
 	changes := []change{changing(n, "giving units", v.String())}
-	v = newValues("DELETE FROM flashsale_returned WHERE sale_id = ").bytes(id(sale)).text(" AND unit_no IN (")
-	back := 0
+	var back [][]byte
 	for _, u := range t.returned {
 		if owner[u] != nil {
-			v.next(back).num(u)
-			back++
+			back = append(back, binary.BigEndian.AppendUint32(nil, uint32(u)))
 		}
 	}
-	if back > 0 {
-		changes = append(changes, changing(back, "taking returned units", v.text(")").String()))
+	if len(back) > 0 {
+		v = newValues("DELETE r FROM ").keys(back).text(" STRAIGHT_JOIN flashsale_returned AS r FORCE INDEX (PRIMARY) ON r.sale_id = ").bytes(id(sale)).
+			text(" AND r.unit_no = CAST(CONV(v.`key`, 16, 10) AS UNSIGNED)")
+		changes = append(changes, changing(len(back), "taking returned units", v.String()))
 	}
 	return changes
 }
 
 // disown makes the rows of units that a reservation gave back stop naming it, for it comes to life again with others.
 func disown(sale uuid.UUID, r *Reservation) change {
-	return changing(anyRows, "disowning units", "UPDATE flashsale_unit SET reservation_id = 0xffffffffffffffffffffffffffffffff WHERE sale_id = ? AND reservation_id = ? AND unit_no IN ("+joinUnits(r.Units)+")",
+	return changing(anyRows, "disowning units", "UPDATE flashsale_unit FORCE INDEX (PRIMARY) SET reservation_id = 0xffffffffffffffffffffffffffffffff WHERE sale_id = ? AND reservation_id = ? AND unit_no IN ("+joinUnits(r.Units)+")",
 		id(sale), id(r.ID))
 }

@@ -167,7 +167,11 @@ func (q *queries) change(ctx context.Context, changes ...change) error {
 		affected = affected[1:] // of START TRANSACTION
 	}
 	if q.sent(err) != nil {
-		return fmt.Errorf("%s: %w", changes[0].doing, err)
+		doing := make([]string, len(changes))
+		for i, c := range changes {
+			doing[i] = c.doing
+		}
+		return fmt.Errorf("%s: %w", strings.Join(doing, ", or "), err) // the server does not say which
 	}
 	if len(affected) != len(changes) {
 		return fmt.Errorf("%d results instead of %d: %w", len(affected), len(changes), mysql.ErrMalformPkt)

@@ -40,7 +40,7 @@ func claims(ctx context.Context, b *bench) error {
 		system  string
 	}
 	seen := map[key][]outcome{}
-	rounds := b.rounds()
+	rounds := b.rounds
 	for round := range rounds {
 		for _, clients := range b.clients {
 			for _, s := range systems {

@@ -74,7 +74,7 @@ func (b *bench) designsOf(ctx context.Context, units int64, sold int) error {
 		for _, c := range []struct{ clients, processes int }{{1, 1}, {64, 1}, {512, 1}, {512, 2}, {512, 4}} {
 			b.say("designs: %d units, %d %% sold, returns: %t, %d clients, %d processes", units, sold, returns, c.clients, c.processes)
 			seen := map[string][]outcome{}
-			for range b.rounds() {
+			for range b.rounds {
 				for _, name := range designNames {
 					if err := resetDesigns(ctx, db, firstLeft); err != nil {
 						return err

@@ -71,7 +71,7 @@ func (b *bench) growthOf(ctx context.Context, units int64, sold int) error {
 			return err
 		}
 		defer func() { _ = db.Close() }()
-		rounds := b.rounds()
+		rounds := b.rounds
 		if units < 100_000 {
 			rounds *= 7
 		}
@@ -112,7 +112,7 @@ func (b *bench) fresh(ctx context.Context, what string, clients, processes int) 
 	window := b.window * 2 / 5
 	units := int64(1.5 * 60_000 * window.Seconds())
 	var all []outcome
-	for range b.rounds() {
+	for range b.rounds {
 		err := b.withStore(ctx, func(dsn string, store *inventory.Store) error {
 			sale, err := newSale(ctx, store, units)
 			if err != nil {
@@ -141,7 +141,7 @@ func (b *bench) alone(ctx context.Context) error {
 	const product, bare = "flashsale", "bare-commit"
 	ways := map[string]system{product: {open: openFlashsale}, bare: {open: openBareCommit}}
 	seen := map[string][]outcome{}
-	for range b.rounds() {
+	for range b.rounds {
 		for _, name := range []string{product, bare} {
 			b.say("growth: one client alone, %s", name)
 			o, err := b.claimsOnce(ctx, ways[name], 1)

@@ -19,7 +19,7 @@ import (
 func load(ctx context.Context, b *bench) error {
 	units := b.manyUnits()
 	var all []outcome
-	for range b.rounds() {
+	for range b.rounds {
 		b.say("load: %d units", units)
 		err := b.withStore(ctx, func(_ string, store *inventory.Store) error {
 			o, err := b.measure(ctx, func(ctx context.Context) (outcome, error) {
@@ -42,7 +42,7 @@ func load(ctx context.Context, b *bench) error {
 func confirm(ctx context.Context, b *bench) error {
 	for _, clients := range []int{512, 2048} {
 		var claimed, confirmed []outcome
-		for range b.rounds() {
+		for range b.rounds {
 			b.say("confirm: %d clients", clients)
 			c, p, err := b.claimAndConfirm(ctx, clients)
 			if err != nil {
@@ -115,7 +115,7 @@ const (
 // sweep lets 100,000 holds lapse in one instant: once with sweepers alone, once with buyers who ask all the time.
 func sweep(ctx context.Context, b *bench) error {
 	var sweeps, plain, buyers []outcome
-	for range b.rounds() {
+	for range b.rounds {
 		b.say("sweep: %d holds, %d sweepers", b.lapsing(), b.sweepers)
 		o, err := b.lapse(ctx, 0)
 		if err != nil {

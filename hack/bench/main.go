@@ -47,18 +47,11 @@ type bench struct {
 	*report
 	window   time.Duration // of one measurement
 	quick    bool
+	rounds   int   // how often a measurement is repeated for its median
 	clients  []int // at once, of the claims
 	lines    int   // queues of claims in a process
 	pipeline bool  // Redis commands share round trips
 	sweepers int
-}
-
-// rounds is how often a measurement is repeated for its median.
-func (b *bench) rounds() int {
-	if b.quick {
-		return 1
-	}
-	return 3
 }
 
 // manyUnits is the size of a large sale.
@@ -87,6 +80,7 @@ func command(args []string) (exitCode int) {
 		quick    = flags.Bool("quick", false, "one round, short windows, a tenth of the units: a smoke test, not for figures")
 		plotFile = flags.String("plot", "", "draw the claims and the growth into this SVG file")
 		seconds  = flags.Float64("seconds", 5, "length of one measurement of claims; 1 with --quick. Others take a part of it")
+		rounds   = flags.Int("rounds", 3, "how often each measurement is made; the median counts. 1 with --quick")
 		lines    = flags.Int("lines", 2, "queues of claims in one process of the product")
 		sweepers = flags.Int("sweepers", 2, "sweepers when holds lapse")
 		clients  = flags.String("clients", "1,64,512,2048", "numbers of clients for the claims")
@@ -102,16 +96,19 @@ func command(args []string) (exitCode int) {
 	if *quick && !isSet(flags, "seconds") {
 		*seconds = 1
 	}
+	if *quick && !isSet(flags, "rounds") {
+		*rounds = 1
+	}
 	chosen, err := choose(*only)
 	switch {
 	case err != nil:
 	case flags.NArg() > 0:
 		err = fmt.Errorf("unknown argument %q", flags.Arg(0))
-	case *seconds <= 0 || *lines < 1 || *sweepers < 1:
-		err = errors.New("--seconds, --lines and --sweepers must be positive")
+	case *seconds <= 0 || *rounds < 1 || *lines < 1 || *sweepers < 1:
+		err = errors.New("--seconds, --rounds, --lines and --sweepers must be positive")
 	}
 	b := &bench{report: &report{json: *asJSON, begin: time.Now()}, window: time.Duration(*seconds * float64(time.Second)),
-		quick: *quick, lines: *lines, sweepers: *sweepers, pipeline: *pipeline}
+		quick: *quick, rounds: *rounds, lines: *lines, sweepers: *sweepers, pipeline: *pipeline}
 	for text := range strings.SplitSeq(*clients, ",") {
 		n, bad := strconv.Atoi(text)
 		if bad != nil || n < 1 {

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -250,7 +251,7 @@ func takeFromPool(ctx context.Context, tx *sql.Tx, _ *designLine, n int) ([]take
 	if err != nil || len(units) == 0 {
 		return nil, err
 	}
-	if err := write(ctx, tx, "DELETE FROM design_pool WHERE unit_no IN "+list(len(units)), keys(units)...); err != nil {
+	if err := write(ctx, tx, deleteFrom("design_pool"), listed(units)); err != nil {
 		return nil, err
 	}
 	return units, write(ctx, tx, "INSERT INTO design_hold VALUES "+values("(?,?)", len(units)), pairs(units)...)
@@ -269,7 +270,7 @@ func takeInPlace(ctx context.Context, tx *sql.Tx, line *designLine, n int) ([]ta
 		return nil, err
 	}
 	if len(units) > 0 {
-		if err := write(ctx, tx, "DELETE FROM design_returned WHERE unit_no IN "+list(len(units)), keys(units)...); err != nil {
+		if err := write(ctx, tx, deleteFrom("design_returned"), listed(units)); err != nil {
 			return nil, err
 		}
 	}
@@ -335,17 +336,25 @@ func again(f func() error) error {
 	return err
 }
 
-func values(row string, n int) string { return strings.TrimSuffix(strings.Repeat(row+",", n), ",") }
-
-func list(n int) string { return "(" + values("?", n) + ")" }
-
-func keys(units []taken) []any {
-	var args []any
-	for _, u := range units {
-		args = append(args, u.unit)
-	}
-	return args
+// deleteFrom deletes listed units. They are joined, as in the product: with IN, the server may walk the table, and deadlocks.
+func deleteFrom(table string) string {
+	return "DELETE t FROM (SELECT unit_no FROM JSON_TABLE(?, '$[*]' COLUMNS (unit_no INT UNSIGNED PATH '$')) AS j) AS v STRAIGHT_JOIN " +
+		table + " AS t FORCE INDEX (PRIMARY) ON t.unit_no = v.unit_no"
 }
+
+// listed gives units as JSON.
+func listed(units []taken) string {
+	var b strings.Builder
+	for i, u := range units {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(strconv.FormatInt(u.unit, 10))
+	}
+	return "[" + b.String() + "]"
+}
+
+func values(row string, n int) string { return strings.TrimSuffix(strings.Repeat(row+",", n), ",") }
 
 func pairs(units []taken) []any {
 	var args []any

@@ -103,6 +103,49 @@ func TestArrivalsShareTheNextBatch(t *testing.T) {
 	}
 }
 
+// Two serves: a small batch waits for the one in flight, a large one is made beside it, and what waits is shared.
+func TestASecondBatchMustBeWorthIt(t *testing.T) {
+	for name, tt := range map[string]struct {
+		first, then int
+		want        [2]int // sizes of the batches
+	}{
+		"one is in flight":   {1, worthwhile, [2]int{1, worthwhile}},
+		"many wait together": {600, 0, [2]int{worthwhile, 300}}, // half of them, and most of the other half
+	} {
+		t.Run(name, func(t *testing.T) {
+			entered, leave := make(chan int, 2), make(chan struct{})
+			serve := func(_ context.Context, batch []inventory.Request) ([]inventory.Result, error) {
+				entered <- len(batch)
+				<-leave
+				return make([]inventory.Result, len(batch)), nil
+			}
+			queue := NewQueue(2000, quantity, serve, serve)
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			var wg sync.WaitGroup
+			ask := func(n int) {
+				for range n {
+					wg.Go(func() {
+						if _, err := queue.Ask(ctx, inventory.Request{Quantity: 1}); err != nil {
+							t.Error(err)
+						}
+					})
+				}
+			}
+			ask(tt.first)
+			testmysql.Eventually(t, "the first wait", func() bool { return queue.Waiting() == tt.first })
+			go queue.Run(ctx)
+			first := <-entered
+			ask(tt.then)
+			if second := <-entered; [2]int{min(first, second), max(first, second)} != tt.want {
+				t.Errorf("batches of %d and %d requests, want %v", first, second, tt.want)
+			}
+			close(leave)
+			wg.Wait()
+		})
+	}
+}
+
 func TestABatchIsBoundedInUnits(t *testing.T) {
 	var sizes []int
 	line := NewQueue(10, quantity, func(_ context.Context, batch []inventory.Request) ([]inventory.Result, error) {

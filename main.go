@@ -7,10 +7,9 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"strings"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -38,6 +37,8 @@ type options struct {
 	secureMetrics bool
 	probes        string
 	elect         bool
+	electIn       string
+	namespaces    string
 	image         string
 }
 
@@ -47,6 +48,8 @@ func run(ctx context.Context) error {
 	flag.BoolVar(&o.secureMetrics, "metrics-secure", true, "serve metrics over HTTPS, to those the API server authorizes")
 	flag.StringVar(&o.probes, "health-probe-bind-address", ":8081", "address of /healthz and /readyz")
 	flag.BoolVar(&o.elect, "leader-elect", true, "run only while holding the lease, so that several replicas can stand by")
+	flag.StringVar(&o.electIn, "leader-election-namespace", "", "namespace of the lease; default: that of this pod")
+	flag.StringVar(&o.namespaces, "namespaces", "", "look after FlashSales in these namespaces only, comma separated; default: all")
 	flag.StringVar(&o.image, "reserver-image", "", "image of the reservation pods; default: the image of this pod")
 	zapOptions := zap.Options{}
 	zapOptions.BindFlags(flag.CommandLine)
@@ -61,18 +64,30 @@ func run(ctx context.Context) error {
 	if o.secureMetrics {
 		metrics.FilterProvider = filters.WithAuthenticationAndAuthorization
 	}
-	own := cache.ByObject{Label: labels.SelectorFromSet(controllers.ManagedLabel)}
-	mgr, err := ctrl.NewManager(ctrl.GetConfigOrDie(), ctrl.Options{
+	config, err := ctrl.GetConfig()
+	if err != nil {
+		return fmt.Errorf("finding the cluster: %w", err)
+	}
+	routes, err := controllers.HasGatewayAPI(config)
+	if err != nil {
+		return err
+	}
+	cached := cache.Options{ByObject: controllers.Cached(routes)}
+	for _, namespace := range strings.FieldsFunc(o.namespaces, func(r rune) bool { return r == ',' || r == ' ' }) {
+		if cached.DefaultNamespaces == nil {
+			cached.DefaultNamespaces = map[string]cache.Config{}
+		}
+		cached.DefaultNamespaces[namespace] = cache.Config{}
+	}
+	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme:                        scheme,
 		Metrics:                       metrics,
 		HealthProbeBindAddress:        o.probes,
 		LeaderElection:                o.elect,
 		LeaderElectionID:              "manager.sales.flashsale.dev",
 		LeaderElectionReleaseOnCancel: true, // the process ends right after
-		Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{
-			&appsv1.Deployment{}: own,
-			&corev1.Service{}:    own,
-		}},
+		LeaderElectionNamespace:       o.electIn,
+		Cache:                         cached,
 	})
 	if err != nil {
 		return fmt.Errorf("connecting to the cluster: %w", err)
@@ -83,11 +98,13 @@ func run(ctx context.Context) error {
 		}
 	}
 	reconciler := &controllers.FlashSaleReconciler{
-		Client:    mgr.GetClient(),
-		Direct:    mgr.GetAPIReader(),
-		Events:    mgr.GetEventRecorder("flashsale-manager"),
-		Databases: controllers.NewDatabases(),
-		Image:     o.image,
+		Client:     mgr.GetClient(),
+		Direct:     mgr.GetAPIReader(),
+		Events:     mgr.GetEventRecorder("flashsale-manager"),
+		Databases:  controllers.NewDatabases(),
+		HTTPRoutes: routes,
+		Namespace:  os.Getenv("POD_NAMESPACE"),
+		Image:      o.image,
 	}
 	if err := reconciler.SetupWithManager(mgr); err != nil {
 		return err

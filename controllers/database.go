@@ -113,7 +113,7 @@ func (d *Databases) release(sale types.NamespacedName) {
 	}
 	if pool := d.pools[gone.key]; pool != nil {
 		delete(d.pools, gone.key)
-		_ = pool.Close() // queries in flight fail, and their sale comes back
+		_ = pool.Close() // transactions in flight keep their connection to their end
 	}
 }
 

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -26,6 +24,11 @@ import (
 // +kubebuilder:rbac:groups=sales.flashsale.dev,resources=flashsales/status,verbs=patch
 // +kubebuilder:rbac:groups=apps,resources=deployments,verbs=get;list;watch;create;patch;delete
 // +kubebuilder:rbac:groups="",resources=services,verbs=get;list;watch;create;patch;delete
+// +kubebuilder:rbac:groups=autoscaling,resources=horizontalpodautoscalers,verbs=get;list;watch;create;patch;delete
+// +kubebuilder:rbac:groups=policy,resources=poddisruptionbudgets,verbs=get;list;watch;create;patch;delete
+// +kubebuilder:rbac:groups=networking.k8s.io,resources=networkpolicies;ingresses,verbs=get;list;watch;create;patch;delete
+// +kubebuilder:rbac:groups=gateway.networking.k8s.io,resources=httproutes,verbs=get;list;watch;create;patch;delete
+// +kubebuilder:rbac:groups="",resources=pods,verbs=get;list;watch
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=get
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 
@@ -36,6 +39,13 @@ type FlashSaleReconciler struct {
 	Direct    client.Reader
 	Events    events.EventRecorder
 	Databases *Databases
+	// Namespace is the operator's own; empty outside of a cluster. No sale may be beside the operator: deleted with it, it
+	// could not drain.
+	Namespace string
+	// Clock is the controller's; nil is the machine's.
+	Clock func() time.Time
+	// HTTPRoutes says that the cluster has the Gateway API.
+	HTTPRoutes bool
 	// Image of the reservation pods where the spec names none: the operator's own.
 	Image string
 
@@ -44,13 +54,14 @@ type FlashSaleReconciler struct {
 
 // SetupWithManager registers the reconciler.
 func (r *FlashSaleReconciler) SetupWithManager(mgr ctrl.Manager) error {
-	return ctrl.NewControllerManagedBy(mgr).
+	c := ctrl.NewControllerManagedBy(mgr).
 		For(&sales.FlashSale{}, builder.WithPredicates(predicate.Or(
 			predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}))).
-		Watches(&appsv1.Deployment{}, handler.EnqueueRequestsFromMapFunc(saleOfChild)).
-		Watches(&corev1.Service{}, handler.EnqueueRequestsFromMapFunc(saleOfChild)).
-		WithOptions(controller.Options{MaxConcurrentReconciles: 10}).
-		Complete(r)
+		WithOptions(controller.Options{MaxConcurrentReconciles: 10})
+	for o := range Cached(r.HTTPRoutes) {
+		c = c.Watches(o, handler.EnqueueRequestsFromMapFunc(saleOfChild))
+	}
+	return c.Complete(r)
 }
 
 // scope is one pass over one sale.
@@ -75,7 +86,7 @@ func (r *FlashSaleReconciler) Reconcile(ctx context.Context, request ctrl.Reques
 		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if !controllerutil.ContainsFinalizer(s.sale, sales.Finalizer) {
+	if !controllerutil.ContainsFinalizer(s.sale, sales.Finalizer) && !s.beside() {
 		if !s.sale.DeletionTimestamp.IsZero() {
 			return ctrl.Result{}, nil // others' finalizers hold it
 		}
@@ -88,9 +99,7 @@ func (r *FlashSaleReconciler) Reconcile(ctx context.Context, request ctrl.Reques
 	s.observe(ctx)
 	for step := 0; ; step++ {
 		s.decide()
-		// Loading begins once the status says so: from then on the API server refuses to shrink the sale.
-		announce := s.decision.Work == plan.WorkLoad && s.sale.Status.Inventory == nil
-		if s.decision.Work == plan.WorkNone || announce || step == maxSteps || ctx.Err() != nil {
+		if s.decision.Work == plan.WorkNone || step == maxSteps || ctx.Err() != nil {
 			break
 		}
 		more := s.work(ctx)

@@ -2,13 +2,10 @@ package controllers
 
 import (
 	"fmt"
-	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -29,18 +26,19 @@ func TestASaleRunsFromYAMLToClosed(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.manage()
-	sale := w.makeSale("phones", 3, 8*time.Second).Warmup(5 * time.Second).In(w)
+	sale := w.makeSale("phones", 3, time.Hour).In(w)
 
 	w.waitFor(sale, sales.PhaseScheduled)
 	if sale.Status.Inventory == nil || *sale.Status.Inventory != (sales.InventoryStatus{Loaded: 3, Available: 3}) {
 		t.Errorf("inventory %+v", sale.Status.Inventory)
 	}
-	if n := w.children(); n != 0 {
+	if n := len(w.children()); n != 0 {
 		t.Errorf("%d children run while the sale waits", n)
 	}
 	if r := w.claim(sale, "early"); r.Outcome != inventory.OutcomeNotOpen {
 		t.Errorf("before the start: %v", r.Outcome)
 	}
+	w.patch(sale, func() { sale.Spec.StartTime = metav1.NewTime(time.Now().Add(55 * time.Second).Truncate(time.Second)) })
 	w.waitFor(sale, sales.PhaseWarming)
 	if readyReason(sale) != sales.ReasonUnavailable {
 		t.Errorf("Ready has reason %s before the pods are ready", readyReason(sale))
@@ -50,6 +48,7 @@ func TestASaleRunsFromYAMLToClosed(t *testing.T) {
 	if sale.Status.Reservers == nil || sale.Status.Reservers.Summary != "2/2" || sale.Status.Endpoint != "http://phones-reserver."+w.namespace+".svc" {
 		t.Errorf("reservers %+v at %q", sale.Status.Reservers, sale.Status.Endpoint)
 	}
+	w.patch(sale, func() { sale.Spec.StartTime = metav1.NewTime(time.Now().Add(3 * time.Second).Truncate(time.Second)) })
 	w.waitFor(sale, sales.PhaseLive)
 	if sale.Status.OpenedAt == nil || !sale.Status.OpenedAt.Equal(&sale.Spec.StartTime) {
 		t.Errorf("opened at %v, want %v", sale.Status.OpenedAt, sale.Spec.StartTime)
@@ -72,7 +71,7 @@ func TestASaleRunsFromYAMLToClosed(t *testing.T) {
 	if *sale.Status.Inventory != (sales.InventoryStatus{Loaded: 3, Sold: 3}) || sale.Status.Endpoint != "" {
 		t.Errorf("final status %+v", sale.Status)
 	}
-	testmysql.Eventually(t, "pods and sweeper are gone", func() bool { return w.children() == 0 })
+	testmysql.Eventually(t, "pods and sweeper are gone", func() bool { return len(w.children()) == 0 })
 	testmysql.Audit(t, w.store, saleID(sale))
 	notes := w.events(sale, corev1.EventTypeNormal)
 	for _, phase := range []sales.Phase{sales.PhaseScheduled, sales.PhaseWarming, sales.PhaseLive, sales.PhaseClosed} {
@@ -151,8 +150,8 @@ func TestAnObjectAppliedAfterItsEndMissedIt(t *testing.T) {
 	w.manage()
 	sale := w.makeSale("late", 3, -time.Hour).Ends(-time.Minute).In(w)
 	w.waitFor(sale, sales.PhaseClosed)
-	if readyReason(sale) != sales.ReasonMissed || w.children() != 0 {
-		t.Errorf("closed with %s and %d children", readyReason(sale), w.children())
+	if readyReason(sale) != sales.ReasonMissed || len(w.children()) != 0 {
+		t.Errorf("closed with %s and children %v", readyReason(sale), w.children())
 	}
 	if _, err := w.store.Snapshot(ctx, saleID(sale)); err == nil {
 		t.Error("something was loaded")
@@ -191,64 +190,6 @@ func TestUnitsMayGrowWhileLive(t *testing.T) {
 	w.eventually(sale, "three are loaded", func() bool { return sale.Status.Inventory.Loaded == 3 && sale.Status.Inventory.Available == 2 })
 	w.buy(sale, "bob")
 	testmysql.Audit(t, w.store, saleID(sale))
-}
-
-// proxy is a TCP relay in front of the database, which a test can cut.
-type proxy struct {
-	listener net.Listener
-	target   string
-	mu       sync.Mutex
-	down     bool
-	conns    []net.Conn
-}
-
-func newProxy(t *testing.T, target string) *proxy {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &proxy{listener: listener, target: target}
-	t.Cleanup(func() { _ = listener.Close(); p.cut(true) })
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			p.relay(conn)
-		}
-	}()
-	return p
-}
-
-func (p *proxy) relay(conn net.Conn) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.down {
-		_ = conn.Close()
-		return
-	}
-	server, err := net.Dial("tcp", p.target)
-	if err != nil {
-		_ = conn.Close()
-		return
-	}
-	p.conns = append(p.conns, conn, server)
-	copyTo := func(to, from net.Conn) { _, _ = io.Copy(to, from); _ = to.Close() }
-	go copyTo(conn, server)
-	go copyTo(server, conn)
-}
-
-func (p *proxy) cut(down bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.down = down
-	if down {
-		for _, c := range p.conns {
-			_ = c.Close()
-		}
-		p.conns = nil
-	}
 }
 
 // What is wrong is said in a condition and an event, and goes away when it is mended, without a restart.
@@ -321,9 +262,7 @@ func TestDatabaseFaultsAreNamedAndMended(t *testing.T) {
 func TestTheDatabaseGoesAwayAndComesBackWhileLive(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	mysql := testmysql.Config(t)
-	p := newProxy(t, mysql.Addr)
-	w.secret(map[string]string{"dsn": strings.Replace(w.dsn, mysql.Addr, p.listener.Addr().String(), 1)})
+	p := w.proxied()
 	w.manage()
 	sale := w.makeSale("tents", 2, -time.Second).In(w)
 	w.waitFor(sale, sales.PhaseLive)
@@ -332,8 +271,8 @@ func TestTheDatabaseGoesAwayAndComesBackWhileLive(t *testing.T) {
 	w.eventually(sale, "one is held", func() bool { return sale.Status.Inventory.Held == 1 })
 	p.cut(true)
 	w.eventually(sale, "the fault is shown", func() bool { return readyReason(sale) == inventory.ReasonUnreachable })
-	if sale.Status.Phase != sales.PhaseLive || w.children() != 3 || sale.Status.Inventory.Held != 1 {
-		t.Errorf("phase %s, %d children, inventory %+v: want pods and counts kept", sale.Status.Phase, w.children(), sale.Status.Inventory)
+	if sale.Status.Phase != sales.PhaseLive || len(w.children()) != usual || sale.Status.Inventory.Held != 1 {
+		t.Errorf("phase %s, children %v, inventory %+v: want pods and counts kept", sale.Status.Phase, w.children(), sale.Status.Inventory)
 	}
 	w.buy(sale, "bob") // the pods reach the database; only the controller does not
 	p.cut(false)
@@ -353,8 +292,8 @@ func TestDeletionDrainsLiveHolds(t *testing.T) {
 	}
 	w.waitFor(sale, sales.PhaseDraining)
 	testmysql.Eventually(t, "the gate is closed", func() bool { return w.claim(sale, "bob").Outcome == inventory.OutcomeClosed })
-	if w.children() != 3 {
-		t.Errorf("%d children while a hold is live, want 3", w.children())
+	if len(w.children()) != usual {
+		t.Errorf("children while a hold is live: %v", w.children())
 	}
 	if _, err := testmysql.Confirm(w.store, saleID(sale), held.Reservation.ID, "pay"); err != nil {
 		t.Fatal(err)
@@ -432,17 +371,17 @@ func TestANameThatIsTakenIsNotOverwritten(t *testing.T) {
 	if err := k8s.Delete(ctx, service); err != nil {
 		t.Fatal(err)
 	}
-	w.eventually(sale, "the name is free, and taken", func() bool { return readyReason(sale) == sales.ReasonUnavailable && w.children() == 3 })
+	w.eventually(sale, "the name is free, and taken", func() bool { return readyReason(sale) == sales.ReasonUnavailable && len(w.children()) == usual })
 }
 
 func TestAnIdleSaleWritesNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	kill := w.manage()
+	m := w.manage()
 	sale := w.makeSale("idle", 5, 24*time.Hour).In(w)
 	w.waitFor(sale, sales.PhaseScheduled)
 	version := sale.ResourceVersion
-	kill()
+	m.kill()
 	w.manage() // makes a pass over every object, this one before
 	later := w.makeSale("later", 5, 24*time.Hour).In(w)
 	w.waitFor(later, sales.PhaseScheduled)
@@ -455,11 +394,16 @@ func TestAnIdleSaleWritesNothing(t *testing.T) {
 func TestCaseK02(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	kill := w.manage()
-	sale := w.makeSale("k02", 3, 6*time.Second).In(w)
+	m := w.manage()
+	sale := w.makeSale("k02", 3, 50*time.Second).In(w)
 	w.waitFor(sale, sales.PhaseWarming)
 	w.beKubelet(sale)
-	kill()
+	w.patch(sale, func() { sale.Spec.StartTime = metav1.NewTime(time.Now().Add(5 * time.Second).Truncate(time.Second)) })
+	w.eventually(sale, "the start is written", func() bool {
+		snap, err := w.store.Snapshot(ctx, saleID(sale))
+		return err == nil && snap.StartsAt.Equal(sale.Spec.StartTime.Time)
+	})
+	m.kill()
 	start := sale.Spec.StartTime.Time
 	var first inventory.Result
 	testmysql.Eventually(t, "the sale opens by itself", func() bool {
@@ -501,10 +445,9 @@ func (w *world) refused(tests map[string]struct {
 	fields map[string]any
 	says   string // "" is accepted
 }) {
-	n := 0
 	for name, tt := range tests {
-		n++
-		err := w.apply(fmt.Sprintf("s%d", n), tt.fields)
+		w.applied++
+		err := w.apply(fmt.Sprintf("s%d", w.applied), tt.fields)
 		switch {
 		case tt.says == "" && err != nil:
 			w.t.Errorf("%s: refused: %v", name, err)
@@ -566,7 +509,7 @@ func TestSpecBounds(t *testing.T) {
 		"no start":                 {map[string]any{"startTime": nil}, "startTime"},
 		"no database":              {map[string]any{"database": nil}, "database"},
 		"an unknown field":         {map[string]any{"unit": int64(5)}, "unknown field"},
-		"a field that comes later": {map[string]any{"admission": map[string]any{}}, "unknown field"},
+		"a field that comes later": {map[string]any{"admission": map[string]any{"challenge": map[string]any{}}}, "unknown field"},
 		"a hold of a second":       {map[string]any{"holdTTL": "1s"}, ""},
 		"a hold of a day":          {map[string]any{"holdTTL": "24h"}, ""},
 		"a hold too short":         {map[string]any{"holdTTL": "999ms"}, "holdTTL must be between 1s and 24h"},
@@ -582,6 +525,47 @@ func TestSpecBounds(t *testing.T) {
 		"a webhook":                {map[string]any{"webhook": map[string]any{"url": "https://shop.example/hook", "secretRef": map[string]any{"name": "hook"}}}, ""},
 		"a webhook unsigned":       {map[string]any{"webhook": map[string]any{"url": "https://shop.example/hook"}}, "secretRef"},
 		"a webhook by mail":        {map[string]any{"webhook": map[string]any{"url": "mailto:shop@example.com", "secretRef": map[string]any{"name": "hook"}}}, "url must be an http or https URL"},
+	})
+	reserver := func(fields map[string]any) map[string]any { return map[string]any{"reserver": fields} }
+	scaling := func(least, size, most int64) map[string]any {
+		return reserver(map[string]any{"replicas": size, "autoscaling": map[string]any{"minReplicas": least, "maxReplicas": most}})
+	}
+	w.refused(refusals{
+		"autoscaling":                        {scaling(1, 2, 10), ""},
+		"autoscaling of one size":            {scaling(4, 4, 4), ""},
+		"autoscaling without an upper bound": {reserver(map[string]any{"autoscaling": map[string]any{}}), "maxReplicas"},
+		"a start above the most":             {scaling(1, 11, 10), "must lie between autoscaling.minReplicas and autoscaling.maxReplicas"},
+		"a start below the least":            {scaling(3, 2, 10), "must lie between autoscaling.minReplicas and autoscaling.maxReplicas"},
+		"a least above the most":             {scaling(5, 5, 4), "minReplicas must not be above maxReplicas"},
+		"a most above what there may be":     {scaling(1, 2, 101), "maxReplicas"},
+		"a target of nothing":                {reserver(map[string]any{"autoscaling": map[string]any{"maxReplicas": int64(4), "targetCPUUtilizationPercentage": int64(0)}}), "targetCPUUtilizationPercentage"},
+		"autoscaling of pods that request no CPU": {reserver(map[string]any{"autoscaling": map[string]any{"maxReplicas": int64(4)},
+			"resources": map[string]any{"requests": map[string]any{"memory": "64Mi"}}}), "autoscaling needs resources.requests.cpu"},
+		"resource claims":             {reserver(map[string]any{"resources": map[string]any{"claims": []any{map[string]any{"name": "gpu"}}}}), "claims are not supported"},
+		"labels":                      {reserver(map[string]any{"pod": map[string]any{"labels": map[string]any{"team": "drops"}}}), ""},
+		"the operator's label":        {reserver(map[string]any{"pod": map[string]any{"labels": map[string]any{"app.kubernetes.io/name": "x"}}}), "are the operator's own"},
+		"the operator's annotation":   {reserver(map[string]any{"pod": map[string]any{"annotations": map[string]any{"sales.flashsale.dev/database": "x"}}}), "are the operator's own"},
+		"a toleration":                {reserver(map[string]any{"pod": map[string]any{"tolerations": []any{map[string]any{"key": "drops", "operator": "Exists"}}}}), ""},
+		"no spread":                   {reserver(map[string]any{"pod": map[string]any{"topologySpread": []any{}}}), ""},
+		"a spread over nothing":       {reserver(map[string]any{"pod": map[string]any{"topologySpread": []any{""}}}), "topologySpread"},
+		"a load balancer":             {reserver(map[string]any{"service": map[string]any{"type": "LoadBalancer"}}), ""},
+		"another type of Service":     {reserver(map[string]any{"service": map[string]any{"type": "ExternalName"}}), "type"},
+		"an Ingress":                  {reserver(map[string]any{"ingress": map[string]any{"host": "drops.shop.example"}}), ""},
+		"an Ingress without a host":   {reserver(map[string]any{"ingress": map[string]any{}}), "host"},
+		"an Ingress for a URL":        {reserver(map[string]any{"ingress": map[string]any{"host": "https://shop.example"}}), "host must be a DNS name"},
+		"an HTTPRoute":                {reserver(map[string]any{"httpRoute": map[string]any{"parentRefs": []any{map[string]any{"name": "shop"}}}}), ""},
+		"an HTTPRoute to nowhere":     {reserver(map[string]any{"httpRoute": map[string]any{"parentRefs": []any{}}}), "parentRefs"},
+		"both ways in":                {reserver(map[string]any{"ingress": map[string]any{"host": "a.example"}, "httpRoute": map[string]any{"parentRefs": []any{map[string]any{"name": "shop"}}}}), "ingress and httpRoute exclude each other"},
+		"an image name without end":   {reserver(map[string]any{"image": strings.Repeat("a", 513)}), "image"},
+		"more pods than there may be": {reserver(map[string]any{"replicas": int64(101)}), "replicas"},
+		"a warm-up of days":           {reserver(map[string]any{"warmup": "25h"}), "warmup must be between 0s and 24h"},
+		"holds released at the end":   {map[string]any{"closing": "Release"}, ""},
+		"holds dropped at the end":    {map[string]any{"closing": "Drop"}, "closing"},
+		"another header":              {map[string]any{"admission": map[string]any{"buyerHeader": "X-Customer"}}, ""},
+		"a header with a line break":  {map[string]any{"admission": map[string]any{"buyerHeader": "X-A\nX-B"}}, "buyerHeader"},
+		"nobody in flight":            {map[string]any{"admission": map[string]any{"maxInFlight": int64(0)}}, "maxInFlight"},
+		"too large a batch":           {map[string]any{"sweep": map[string]any{"batchSize": int64(5001)}}, "batchSize"},
+		"too many units a buyer":      {map[string]any{"maxPerBuyer": int64(1001)}, "maxPerBuyer"},
 	})
 	if err := w.apply("Has.Dots", nil); err == nil {
 		t.Error("a name with dots was accepted")
@@ -612,7 +596,8 @@ func TestSpecBounds(t *testing.T) {
 	}
 	s := stored.Spec
 	if s.HoldTTL.Duration != 10*time.Minute || s.MaxPerBuyer != 1 || s.Reserver.Replicas != 2 || s.Reserver.Warmup.Duration != 5*time.Minute ||
-		s.Sweep.Interval.Duration != time.Second || s.Sweep.BatchSize != 4000 || s.DeletionPolicy != sales.DeletionRetain || s.Payments.Late != sales.LateReclaim || stored.Status.ObservedGeneration != -1 {
+		s.Sweep.Interval.Duration != time.Second || s.Sweep.BatchSize != 4000 || s.DeletionPolicy != sales.DeletionRetain || s.Payments.Late != sales.LateReclaim || s.Closing != sales.ClosingDrain ||
+		s.Admission != (sales.AdmissionSpec{BuyerHeader: "X-Buyer-Id", MaxInFlight: 20_000}) || len(s.Reserver.Pod.TopologySpread) != 2 || s.Reserver.Service.Type != corev1.ServiceTypeClusterIP || stored.Status.ObservedGeneration != -1 {
 		t.Errorf("defaults %+v, status %+v", s, stored.Status)
 	}
 }
@@ -625,7 +610,6 @@ func TestTransitionsThatAreRefused(t *testing.T) {
 	w.waitFor(sale, sales.PhaseLive)
 	for says, change := range map[string]func(*sales.FlashSale){
 		"sku cannot change":     func(s *sales.FlashSale) { s.Spec.SKU = "other" },
-		"units cannot shrink":   func(s *sales.FlashSale) { s.Spec.Units = 4 },
 		"startTime cannot move": func(s *sales.FlashSale) { s.Spec.StartTime = metav1.NewTime(time.Now().Add(time.Hour)) },
 		"endTime must be after": func(s *sales.FlashSale) {
 			end := metav1.NewTime(s.Spec.StartTime.Add(-time.Hour))
@@ -638,29 +622,6 @@ func TestTransitionsThatAreRefused(t *testing.T) {
 		if err := k8s.Patch(ctx, changed, client.MergeFrom(sale)); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", says, err)
 		}
-	}
-}
-
-// After a lost lease the old leader still believes it leads: two act at once.
-func TestCaseK27(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	kill := w.manage()
-	w.manage()
-	const units = 400_000
-	sale := w.makeSale("k27", units, time.Hour).In(w)
-	testmysql.Eventually(t, "loading has begun", func() bool {
-		snap, err := w.store.Snapshot(ctx, saleID(sale))
-		if err == nil && snap.Loaded == units {
-			t.Fatal("loading was over before one of the two was killed")
-		}
-		return err == nil && snap.Loaded > 0
-	})
-	kill() // one of the two is cut off in the middle
-	w.manage()
-	w.waitFor(sale, sales.PhaseScheduled)
-	if report := testmysql.Audit(t, w.store, saleID(sale)); report.Available != units {
-		t.Errorf("%d rows, want %d", report.Available, units)
 	}
 }
 
@@ -690,7 +651,7 @@ func TestChildrenAreNotOwned(t *testing.T) {
 	w.manage()
 	sale := w.makeSale("argo", 2, -time.Second).In(w)
 	w.waitFor(sale, sales.PhaseLive)
-	testmysql.Eventually(t, "the children are there", func() bool { return w.children() == 3 })
+	testmysql.Eventually(t, "the children are there", func() bool { return len(w.children()) == usual })
 	deployments := &appsv1.DeploymentList{}
 	if err := k8s.List(ctx, deployments, client.InNamespace(w.namespace)); err != nil {
 		t.Fatal(err)
@@ -708,13 +669,13 @@ func TestChildrenAreNotOwned(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.waitFor(sale, sales.PhaseDraining)
-	if n := w.children(); n != 3 {
-		t.Errorf("%d children while a hold is live, want 3", n)
+	if n := len(w.children()); n != usual {
+		t.Errorf("%d children while a hold is live, want %d", n, usual)
 	}
 	if _, err := testmysql.Release(w.store, saleID(sale), held.Reservation.ID); err != nil {
 		t.Fatal(err)
 	}
 	w.dropFinalizer(sale, metav1.FinalizerDeleteDependents)
 	w.gone(sale)
-	testmysql.Eventually(t, "the children are gone", func() bool { return w.children() == 0 })
+	testmysql.Eventually(t, "the children are gone", func() bool { return len(w.children()) == 0 })
 }

@@ -7,10 +7,11 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	sales "flashsale.dev/operator/api/v1alpha1"
 	"flashsale.dev/operator/controllers/plan"
@@ -22,22 +23,29 @@ const databaseTimeout = 10 * time.Second
 
 // observe fills s.seen and s.now.
 func (s *scope) observe(ctx context.Context) {
-	audit := s.seen.Audit
+	audit, summary := s.seen.Audit, s.seen.Summary // made in this pass
+	reservers, deployment := s.pods(ctx, reserverName(s.sale))
+	sweeper, _ := s.pods(ctx, sweeperName(s.sale))
 	s.seen = plan.Observed{
 		Generation:  s.sale.Generation,
+		Beside:      s.beside(),
 		ForceDelete: s.sale.Annotations[sales.AnnotationForceDelete] == "true",
 		Previous:    s.sale.Status,
-		Audit:       audit, // made in this pass
-		Reservers:   s.pods(ctx, reserverName(s.sale)),
-		Sweeper:     s.pods(ctx, sweeperName(s.sale)),
+		Audit:       audit,
+		Summary:     summary,
+		Reservers:   reservers,
+		Sweeper:     sweeper,
+	}
+	if deployment != nil && reservers.Ready < reservers.Desired {
+		s.seen.PodFault = s.podFault(ctx, deployment)
 	}
 	if s.sale.DeletionTimestamp != nil {
 		s.seen.DeletedAt = s.sale.DeletionTimestamp.Time
 	}
-	s.now = time.Now()
+	s.now = s.clock()
 	over := s.sale.Status.Phase == sales.PhaseClosed
 	publishing := s.sale.Spec.Webhook != nil && s.seen.Sweeper.Desired > 0
-	if over && !publishing && (s.seen.DeletedAt.IsZero() || s.sale.Spec.DeletionPolicy != sales.DeletionDelete) {
+	if s.seen.Beside || over && !publishing && (s.seen.DeletedAt.IsZero() || s.sale.Spec.DeletionPolicy != sales.DeletionDelete) {
 		s.Databases.Release(client.ObjectKeyFromObject(s.sale))
 		return // nothing to ask
 	}
@@ -61,6 +69,7 @@ func (s *scope) observeDatabase(ctx context.Context) (err error) {
 	if w := s.database.warning.Load(); w != nil {
 		s.seen.Warning = &plan.Fault{Reason: w.Reason, Message: w.Message}
 	}
+	before := s.clock()
 	snap, err := s.database.Snapshot(ctx, saleID(s.sale))
 	if errors.Is(err, inventory.ErrNoSale) {
 		s.now, err = s.database.Now(ctx)
@@ -70,6 +79,9 @@ func (s *scope) observeDatabase(ctx context.Context) (err error) {
 		return err
 	}
 	s.seen.Sale, s.now = snap, snap.Now
+	if s.seen.Warning == nil {
+		s.seen.Warning = s.skew(before, s.clock())
+	}
 	if snap.Sold == snap.Units {
 		if s.seen.SoldOutAt, err = s.database.SoldOutAt(ctx, saleID(s.sale)); err != nil {
 			return err
@@ -79,6 +91,38 @@ func (s *scope) observeDatabase(ctx context.Context) (err error) {
 		s.seen.Undelivered, err = s.database.PendingEvents(ctx, saleID(s.sale))
 	}
 	return err
+}
+
+// skewTolerated is how far the controller's clock may be from the database's before the condition says so. Nothing depends
+// on it: it is told because a clock that is wrong here may be wrong elsewhere.
+const skewTolerated = 2 * time.Second
+
+// skew compares the database's clock with the controller's, which was between before and after when the former was read.
+func (s *scope) skew(before, after time.Time) *plan.Fault {
+	// Both without the monotonic clock, which is never set wrong.
+	behind, ahead := s.now.Sub(after.Round(0)), before.Round(0).Sub(s.now)
+	off := max(behind, ahead)
+	if off < skewTolerated {
+		return nil
+	}
+	if c := meta.FindStatusCondition(s.sale.Status.Conditions, sales.ConditionDatabaseReachable); c != nil && c.Reason == sales.ReasonClockSkew {
+		return &plan.Fault{Reason: c.Reason, Message: c.Message} // another second is no news
+	}
+	return &plan.Fault{Reason: sales.ReasonClockSkew, Message: fmt.Sprintf(
+		"the controller's clock is %s %s the database's, which counts; set the clocks of the cluster's nodes and of the database right",
+		off.Round(time.Second), map[bool]string{true: "behind", false: "ahead of"}[behind > ahead])}
+}
+
+// beside says that the sale is in the operator's own namespace, and not yet under its care.
+func (s *scope) beside() bool {
+	return s.sale.Namespace == s.Namespace && !controllerutil.ContainsFinalizer(s.sale, sales.Finalizer)
+}
+
+func (s *scope) clock() time.Time {
+	if s.Clock != nil {
+		return s.Clock()
+	}
+	return time.Now()
 }
 
 // openDatabase gives the pool that the sale's Secret asks for.
@@ -108,19 +152,6 @@ func faultOf(err error) *plan.Fault {
 	setup := inventory.AsSetupError(err)
 	person := setup.Reason != inventory.ReasonUnreachable && setup.Reason != inventory.ReasonDatabaseError && setup.Reason != sales.ReasonSecretUnreadable
 	return &plan.Fault{Reason: setup.Reason, Message: setup.Error(), Person: person}
-}
-
-func (s *scope) pods(ctx context.Context, name string) plan.Pods {
-	d := &appsv1.Deployment{}
-	// From the cache, which knows the controller's own objects only: what is not there has no pods of ours.
-	if err := s.Get(ctx, client.ObjectKey{Namespace: s.sale.Namespace, Name: name}, d); err != nil || !ours(d, s.sale) {
-		return plan.Pods{}
-	}
-	pods := plan.Pods{Ready: d.Status.ReadyReplicas}
-	if d.Spec.Replicas != nil {
-		pods.Desired = *d.Spec.Replicas
-	}
-	return pods
 }
 
 // saleID is the key of the sale's rows. Kubernetes gives every object a UUID of its own, also when its name is used again.

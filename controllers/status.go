@@ -63,9 +63,15 @@ func (s *scope) status() sales.FlashSaleStatus {
 			status.Audit.Failed = append(status.Audit.Failed, c.ID+": "+c.Claim)
 		}
 	}
+	if sum := s.seen.Summary; sum != nil && s.seen.Sale != nil {
+		status.Result = &sales.ResultStatus{Sold: s.seen.Sale.Sold, Unsold: s.seen.Sale.Units - s.seen.Sale.Sold, RefundsDue: sum.RefundsDue, PeakClaimsPerSecond: sum.PeakGrants}
+		if !sum.FirstGrantAt.IsZero() {
+			status.Result.FirstGrantAt = &metav1.MicroTime{Time: sum.FirstGrantAt.UTC()}
+		}
+	}
 	status.Endpoint, status.Reservers = "", nil
 	if s.decision.Run {
-		ready, desired := s.seen.Reservers.Ready, s.sale.Spec.Reserver.Replicas
+		ready, desired := s.seen.Reservers.Ready, s.decision.Want
 		status.Endpoint = endpoint(s.sale)
 		status.Reservers = &sales.ReserversStatus{Ready: ready, Desired: desired, Summary: fmt.Sprintf("%d/%d", ready, desired)}
 	}

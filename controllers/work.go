@@ -50,6 +50,19 @@ func (s *scope) step(ctx context.Context) error {
 			_, err := s.database.Load(ctx, id, nil)
 			return err
 		})
+	case plan.WorkShrink:
+		ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
+		defer cancel()
+		return s.database.Shrink(ctx, id, int64(s.sale.Spec.Units), s.sale.Generation)
+	case plan.WorkEndHolds:
+		ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
+		defer cancel()
+		return s.database.EndHolds(ctx, id)
+	case plan.WorkSweep:
+		ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
+		defer cancel()
+		_, err := s.database.Sweep(ctx, id, "manager", int(s.sale.Spec.Sweep.BatchSize))
+		return err
 	case plan.WorkClose:
 		ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
 		defer cancel()
@@ -58,7 +71,9 @@ func (s *scope) step(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, auditFor)
 		defer cancel()
 		var err error
-		s.seen.Audit, err = s.database.Audit(ctx, id)
+		if s.seen.Audit, err = s.database.Audit(ctx, id); err == nil {
+			s.seen.Summary, err = s.database.Summary(ctx, id)
+		}
 		return err
 	case plan.WorkPurge:
 		return s.inTurns(ctx, func(ctx context.Context) error { return s.database.Purge(ctx, id) })
@@ -81,17 +96,18 @@ func (s *scope) inTurns(ctx context.Context, f func(context.Context) error) erro
 func (s *scope) inventorySale(draining bool) inventory.Sale {
 	spec := s.sale.Spec
 	sale := inventory.Sale{
-		ID:          saleID(s.sale),
-		Name:        client.ObjectKeyFromObject(s.sale).String(),
-		SKU:         spec.SKU,
-		Units:       int64(spec.Units),
-		StartsAt:    spec.StartTime.Truncate(time.Microsecond), // the precision of the database
-		HoldTTL:     spec.HoldTTL.Duration,
-		MaxPerBuyer: int(spec.MaxPerBuyer),
-		RefuseLate:  spec.Payments.Late == sales.LateRefuse,
-		Suspended:   spec.Suspend,
-		Draining:    draining,
-		Generation:  s.sale.Generation,
+		ID:           saleID(s.sale),
+		Name:         client.ObjectKeyFromObject(s.sale).String(),
+		SKU:          spec.SKU,
+		Units:        int64(spec.Units),
+		StartsAt:     spec.StartTime.Truncate(time.Microsecond), // the precision of the database
+		HoldTTL:      spec.HoldTTL.Duration,
+		MaxPerBuyer:  int(spec.MaxPerBuyer),
+		ReleaseAtEnd: spec.Closing == sales.ClosingRelease,
+		RefuseLate:   spec.Payments.Late == sales.LateRefuse,
+		Suspended:    spec.Suspend,
+		Draining:     draining,
+		Generation:   s.sale.Generation,
 	}
 	if spec.EndTime != nil {
 		sale.EndsAt = spec.EndTime.Truncate(time.Microsecond)

@@ -172,8 +172,14 @@ func serve(ctx context.Context, args []string) error {
 		unready  = c.flags.Duration("unready-for", 5*time.Second, "on shutdown, how long to go on serving after readiness went off, so that the Service has stopped sending")
 		grace    = c.flags.Duration("grace", 15*time.Second, "on shutdown, how long requests in flight may take after that")
 	)
+	admit := httpapi.DefaultAdmission
+	c.flags.StringVar(&admit.BuyerHeader, "buyer-header", admit.BuyerHeader, "HTTP header that names the buyer; only the shop's gateway may be able to set it")
+	c.flags.IntVar(&admit.MaxInFlight, "max-in-flight", admit.MaxInFlight, "claims that may wait for the database; more are told to come back")
 	if err := c.parse(args, true); err != nil {
 		return err
+	}
+	if admit.BuyerHeader == "" || admit.MaxInFlight < 1 {
+		return usageError("--buyer-header must not be empty, and --max-in-flight must be positive")
 	}
 	if os.Getenv("GOGC") == "" {
 		// The heap is small and the requests in flight are many: at the default, a fifth of the time goes to scanning their
@@ -192,7 +198,7 @@ func serve(ctx context.Context, args []string) error {
 		return nil
 	}
 	defer func() { _ = store.Close() }()
-	api := httpapi.New(store, c.sale, *pod, registry, c.log)
+	api := httpapi.New(store, c.sale, *pod, admit, registry, c.log)
 	health.SetReady(api.Ready)
 	running, stopRunning := context.WithCancel(context.Background())
 	var wg sync.WaitGroup

@@ -58,6 +58,26 @@ const (
 	ReasonAvailable = "Available"
 	// ReasonUnavailable surfaces when pods wanted are not ready.
 	ReasonUnavailable = "Unavailable"
+	// ReasonImageUnavailable surfaces when the image of the pods cannot be had.
+	ReasonImageUnavailable = "ImageUnavailable"
+	// ReasonUnschedulable surfaces when no node takes the pods.
+	ReasonUnschedulable = "Unschedulable"
+	// ReasonQuotaExceeded surfaces when a ResourceQuota of the namespace keeps objects or pods from being made.
+	ReasonQuotaExceeded = "QuotaExceeded"
+	// ReasonPodsRefused surfaces when the API server refuses the pods otherwise, as an admission policy does.
+	ReasonPodsRefused = "PodsRefused"
+	// ReasonPodsFailing surfaces when the containers of the pods do not start, or end again and again.
+	ReasonPodsFailing = "PodsFailing"
+	// ReasonUnitsInUse surfaces when spec.units is below what is held and sold.
+	ReasonUnitsInUse = "UnitsInUse"
+	// ReasonOperatorNamespace surfaces when the object is in the operator's own namespace.
+	ReasonOperatorNamespace = "OperatorNamespace"
+	// ReasonClockSkew surfaces when the clocks of the controller and the database differ; the database's counts.
+	ReasonClockSkew = "ClockSkew"
+	// ReasonThrottled surfaces when the API server asks to be asked less.
+	ReasonThrottled = "Throttled"
+	// ReasonNoGatewayAPI surfaces when an HTTPRoute is wanted of a cluster without the Gateway API.
+	ReasonNoGatewayAPI = "NoGatewayAPI"
 	// ReasonAuditFailed surfaces when the final audit found rows that break an invariant.
 	ReasonAuditFailed = "AuditFailed"
 	// ReasonNameConflict surfaces when an object of another owner has the name of a child.

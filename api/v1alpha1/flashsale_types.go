@@ -15,8 +15,9 @@ type FlashSaleSpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	SKU string `json:"sku"`
 
-	// units is how many units are for sale, 1 to 10,000,000. It may grow until the sale is over, and may not shrink once
-	// loading has begun.
+	// units is how many units are for sale, 1 to 10,000,000. It may grow and shrink until the sale is over. Units that are
+	// held or sold are not taken away: a smaller number is reached as far as holds lapse, and the condition InventoryLoaded
+	// says so meanwhile.
 	// +required
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=10000000
@@ -61,10 +62,22 @@ type FlashSaleSpec struct {
 	// +kubebuilder:default={}
 	Sweep SweepSpec `json:"sweep,omitempty"`
 
+	// admission says who is let through to the claim.
+	// +optional
+	// +kubebuilder:default={}
+	Admission AdmissionSpec `json:"admission,omitempty"`
+
 	// payments says what happens to payments that come late.
 	// +optional
 	// +kubebuilder:default={}
 	Payments PaymentsSpec `json:"payments,omitempty"`
+
+	// closing says what happens at endTime, or when the object is deleted, to holds that are not paid yet. With Drain (the
+	// default) they may be paid until their holdTTL is over; with Release they lapse at once, and a hold granted shortly
+	// before endTime is granted until then only.
+	// +optional
+	// +kubebuilder:default=Drain
+	Closing ClosingPolicy `json:"closing,omitempty"`
 
 	// webhook is told of what happens in the sale, if given.
 	// +optional
@@ -91,6 +104,16 @@ const (
 	DeletionDelete DeletionPolicy = "Delete"
 )
 
+// ClosingPolicy is Drain or Release.
+// +kubebuilder:validation:Enum=Drain;Release
+type ClosingPolicy string
+
+// The closing policies.
+const (
+	ClosingDrain   ClosingPolicy = "Drain"
+	ClosingRelease ClosingPolicy = "Release"
+)
+
 // DatabaseSpec names the MySQL schema that holds the units.
 type DatabaseSpec struct {
 	// secretRef names a Secret of the same namespace, with either the key dsn (user:password@tcp(host:port)/database) or
@@ -109,8 +132,13 @@ type SecretReference struct {
 }
 
 // ReserverSpec shapes the reservation pods.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.autoscaling) || (self.autoscaling.minReplicas <= self.replicas && self.replicas <= self.autoscaling.maxReplicas)",message="replicas, the size at the start, must lie between autoscaling.minReplicas and autoscaling.maxReplicas"
+// +kubebuilder:validation:XValidation:rule="!has(self.autoscaling) || !has(self.resources) || (has(self.resources.requests) && 'cpu' in self.resources.requests)",message="autoscaling needs resources.requests.cpu: utilization is measured against it"
+// +kubebuilder:validation:XValidation:rule="!has(self.ingress) || !has(self.httpRoute)",message="ingress and httpRoute exclude each other"
 type ReserverSpec struct {
-	// replicas is how many reservation pods serve the sale, 1 to 100; default 2.
+	// replicas is how many reservation pods serve the sale, 1 to 100; default 2. With autoscaling it is their number from
+	// the warm-up to a minute after the start, and the autoscaler's affair from then on.
 	// +optional
 	// +kubebuilder:default=2
 	// +kubebuilder:validation:Minimum=1
@@ -126,6 +154,10 @@ type ReserverSpec struct {
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s') && duration(self) <= duration('24h')",message="warmup must be between 0s and 24h"
 	Warmup metav1.Duration `json:"warmup,omitempty"`
 
+	// autoscaling lets a HorizontalPodAutoscaler set the number of pods.
+	// +optional
+	Autoscaling *AutoscalingSpec `json:"autoscaling,omitempty"`
+
 	// image of the pods. Leave it empty for the operator's own image, so that both are of one version.
 	// +optional
 	// +kubebuilder:validation:MaxLength=512
@@ -135,6 +167,196 @@ type ReserverSpec struct {
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="!has(self.claims)",message="claims are not supported"
 	Resources *corev1.ResourceRequirements `json:"resources,omitempty"`
+
+	// pod overrides how reservation pods and the sweeper are labelled and scheduled.
+	// +optional
+	// +kubebuilder:default={}
+	Pod PodSpec `json:"pod,omitempty"`
+
+	// service shapes the Service in front of the reservation pods.
+	// +optional
+	// +kubebuilder:default={}
+	Service ServiceSpec `json:"service,omitempty"`
+
+	// ingress asks for an Ingress that leads to the Service.
+	// +optional
+	Ingress *IngressSpec `json:"ingress,omitempty"`
+
+	// httpRoute asks for a Gateway API HTTPRoute that leads to the Service. The cluster must have the Gateway API.
+	// +optional
+	HTTPRoute *HTTPRouteSpec `json:"httpRoute,omitempty"`
+}
+
+// AutoscalingSpec bounds the number of reservation pods and says by what load they are added.
+//
+// +kubebuilder:validation:XValidation:rule="self.minReplicas <= self.maxReplicas",message="minReplicas must not be above maxReplicas"
+type AutoscalingSpec struct {
+	// minReplicas is the least number of pods from a minute after the start on, 1 to 100; default 1.
+	// +optional
+	// +kubebuilder:default=1
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100
+	MinReplicas int32 `json:"minReplicas,omitempty"`
+
+	// maxReplicas is the greatest number of pods, 1 to 100.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100
+	MaxReplicas int32 `json:"maxReplicas"`
+
+	// targetCPUUtilizationPercentage is the average CPU use, in percent of what the pods request, that the autoscaler
+	// aims at, 1 to 1,000; default 70.
+	// +optional
+	// +kubebuilder:default=70
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000
+	TargetCPUUtilizationPercentage int32 `json:"targetCPUUtilizationPercentage,omitempty"`
+}
+
+// PodSpec overrides how pods are labelled and scheduled. What runs in them, and their security, is the operator's.
+type PodSpec struct {
+	// labels are added to the pods.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=32
+	// +kubebuilder:validation:XValidation:rule="self.all(key, !key.startsWith('app.kubernetes.io/') && !key.startsWith('sales.flashsale.dev/'))",message="labels of app.kubernetes.io/ and sales.flashsale.dev/ are the operator's own"
+	Labels map[string]string `json:"labels,omitempty"`
+
+	// annotations are added to the pods.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=32
+	// +kubebuilder:validation:XValidation:rule="self.all(key, !key.startsWith('sales.flashsale.dev/'))",message="annotations of sales.flashsale.dev/ are the operator's own"
+	Annotations map[string]string `json:"annotations,omitempty"`
+
+	// nodeSelector names labels that a node must have.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=32
+	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
+
+	// tolerations of taints.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=32
+	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`
+
+	// affinity of the pods.
+	// +optional
+	Affinity *corev1.Affinity `json:"affinity,omitempty"`
+
+	// topologySpread keys are node labels over whose values the pods are spread as evenly as can be, without holding any
+	// back; default kubernetes.io/hostname and topology.kubernetes.io/zone.
+	// +optional
+	// +listType=set
+	// +kubebuilder:default={"kubernetes.io/hostname","topology.kubernetes.io/zone"}
+	// +kubebuilder:validation:MaxItems=8
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=317
+	TopologySpread []string `json:"topologySpread,omitempty"`
+
+	// priorityClassName of the pods.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	PriorityClassName string `json:"priorityClassName,omitempty"`
+
+	// imagePullSecrets name Secrets of the same namespace for the registry of the image.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=8
+	ImagePullSecrets []SecretReference `json:"imagePullSecrets,omitempty"`
+}
+
+// ServiceSpec shapes the Service in front of the reservation pods.
+type ServiceSpec struct {
+	// type of the Service: ClusterIP (the default), NodePort or LoadBalancer.
+	// +optional
+	// +kubebuilder:default=ClusterIP
+	// +kubebuilder:validation:Enum=ClusterIP;NodePort;LoadBalancer
+	Type corev1.ServiceType `json:"type,omitempty"`
+
+	// annotations of the Service, for load balancers.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=32
+	Annotations map[string]string `json:"annotations,omitempty"`
+}
+
+// IngressSpec asks for an Ingress: all paths of a host lead to the sale.
+type IngressSpec struct {
+	// host is the DNS name of the sale.
+	// +required
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:XValidation:rule="!format.dns1123Subdomain().validate(self).hasValue()",message="host must be a DNS name in lower case, such as drops.shop.example"
+	Host string `json:"host"`
+
+	// className names the IngressClass; without it the cluster's default is used.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	ClassName string `json:"className,omitempty"`
+
+	// tlsSecretName names the Secret with the host's certificate; without it the Ingress has no TLS of its own.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	TLSSecretName string `json:"tlsSecretName,omitempty"`
+
+	// annotations of the Ingress, for its controller.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=32
+	Annotations map[string]string `json:"annotations,omitempty"`
+}
+
+// HTTPRouteSpec asks for an HTTPRoute: all paths of its hostnames lead to the sale.
+type HTTPRouteSpec struct {
+	// parentRefs name the Gateways that the route joins, 1 to 8.
+	// +required
+	// +listType=atomic
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=8
+	ParentRefs []GatewayReference `json:"parentRefs"`
+
+	// hostnames of the sale; without any, those of the Gateway's listener.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=253
+	Hostnames []string `json:"hostnames,omitempty"`
+}
+
+// GatewayReference names a Gateway.
+type GatewayReference struct {
+	// name of the Gateway.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
+
+	// namespace of the Gateway; default that of the sale.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	Namespace string `json:"namespace,omitempty"`
+
+	// sectionName names one listener of the Gateway.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	SectionName string `json:"sectionName,omitempty"`
+}
+
+// AdmissionSpec says who is let through to the claim.
+type AdmissionSpec struct {
+	// buyerHeader is the HTTP header that names the buyer, set by the shop's own gateway; default X-Buyer-Id.
+	// +optional
+	// +kubebuilder:default=X-Buyer-Id
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[A-Za-z][A-Za-z0-9-]*$`
+	BuyerHeader string `json:"buyerHeader,omitempty"`
+
+	// maxInFlight is how many claims one pod lets wait for the database, 1 to 1,000,000; default 20,000. More are told
+	// to come back in a moment.
+	// +optional
+	// +kubebuilder:default=20000
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000000
+	MaxInFlight int32 `json:"maxInFlight,omitempty"`
 }
 
 // SweepSpec shapes the sweeper.
@@ -249,6 +471,10 @@ type FlashSaleStatus struct {
 	// +optional
 	Reservers *ReserversStatus `json:"reservers,omitempty"`
 
+	// result sums a closed sale up.
+	// +optional
+	Result *ResultStatus `json:"result,omitempty"`
+
 	// audit is the result of the final audit.
 	// +optional
 	Audit *AuditStatus `json:"audit,omitempty"`
@@ -281,6 +507,21 @@ type ReserversStatus struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=32
 	Summary string `json:"summary,omitempty"`
+}
+
+// ResultStatus sums a closed sale up, from its rows.
+type ResultStatus struct {
+	// sold units are paid.
+	Sold int64 `json:"sold"`
+	// unsold units were left.
+	Unsold int64 `json:"unsold"`
+	// refundsDue is how many payments are to be refunded by the shop.
+	RefundsDue int64 `json:"refundsDue"`
+	// firstGrantAt is when the first reservation was granted, by the database's clock.
+	// +optional
+	FirstGrantAt *metav1.MicroTime `json:"firstGrantAt,omitempty"`
+	// peakClaimsPerSecond is the largest number of reservations that one second saw granted.
+	PeakClaimsPerSecond int64 `json:"peakClaimsPerSecond"`
 }
 
 // AuditStatus is the result of an audit.
@@ -317,7 +558,6 @@ type AuditStatus struct {
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$') && size(self.metadata.name) <= 50",message="the name must be a DNS label of at most 50 characters that begins with a letter: the reservation Service is named after it"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.inventory) || oldSelf.status.inventory.loaded == 0 || self.spec.sku == oldSelf.spec.sku",message="sku cannot change once units are loaded"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.inventory) || self.spec.units >= oldSelf.spec.units",message="units cannot shrink once loading has begun (status.inventory)"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.phase) || oldSelf.status.phase != 'Closed' || (self.spec.sku == oldSelf.spec.sku && self.spec.units == oldSelf.spec.units && self.spec.startTime == oldSelf.spec.startTime && has(self.spec.endTime) == has(oldSelf.spec.endTime) && (!has(self.spec.endTime) || self.spec.endTime == oldSelf.spec.endTime))",message="the sale is over: sku, units, startTime and endTime cannot change; make a new FlashSale"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.openedAt) || self.spec.startTime == oldSelf.spec.startTime",message="startTime cannot move once the sale has opened (status.openedAt)"
 type FlashSale struct {

@@ -40,6 +40,8 @@ func (s sale) trouble(d Decision) *Fault {
 		return s.seen.Fault
 	case s.seen.Audit != nil && !s.seen.Audit.OK:
 		return &Fault{sales.ReasonAuditFailed, d.Message, true}
+	case s.seen.Beside:
+		return &Fault{sales.ReasonOperatorNamespace, d.Message, true}
 	case d.Phase == sales.PhaseFailed:
 		return &Fault{sales.ReasonTablesLost, d.Message, true}
 	case s.seen.ChildFault != nil && d.Run:
@@ -49,10 +51,33 @@ func (s sale) trouble(d Decision) *Fault {
 	case d.Phase == sales.PhaseLoading:
 		return &Fault{sales.ReasonLoading, d.Message, false}
 	// Before the start every pod is wanted ready; later one that answers is enough.
-	case d.Run && (s.seen.Reservers.Ready == 0 || d.Phase == sales.PhaseWarming && s.seen.Reservers.Ready < s.spec.Reserver.Replicas):
-		return &Fault{sales.ReasonUnavailable, fmt.Sprintf("%d of %d reservation pods are ready", s.seen.Reservers.Ready, s.spec.Reserver.Replicas), false}
+	case d.Run && (s.seen.Reservers.Ready == 0 || d.Phase == sales.PhaseWarming && s.seen.Reservers.Ready < s.want()):
+		return s.unavailable()
+	case s.tooMany():
+		return s.unitsInUse()
 	}
 	return nil
+}
+
+// unavailable says that pods are not ready, and why where the cluster tells.
+func (s sale) unavailable() *Fault {
+	message := fmt.Sprintf("%d of %d reservation pods are ready", s.seen.Reservers.Ready, s.want())
+	if f := s.seen.PodFault; f != nil {
+		return &Fault{f.Reason, message + ": " + f.Message, f.Person}
+	}
+	return &Fault{sales.ReasonUnavailable, message, false}
+}
+
+// unitsInUse says why there are more units than the spec wants. Holds may lapse; what is sold stays sold.
+func (s sale) unitsInUse() *Fault {
+	sale := s.seen.Sale
+	f := &Fault{Reason: sales.ReasonUnitsInUse, Message: fmt.Sprintf("spec.units is %d, but %d units are held and %d sold: %d stay",
+		s.spec.Units, sale.Held, sale.Sold, sale.Units)}
+	if sale.Sold > int64(s.spec.Units) {
+		f.Person = true
+		f.Message += fmt.Sprintf("; set units to %d or more", sale.Sold)
+	}
+	return f
 }
 
 func (s sale) ready(d Decision) *metav1.Condition {
@@ -94,6 +119,9 @@ func (s sale) databaseReachable(d Decision) *metav1.Condition {
 	if d.Phase == sales.PhaseClosed {
 		return nil // nobody asks the database about a sale that is over
 	}
+	if s.seen.Beside {
+		return nil
+	}
 	if f := s.seen.Fault; f != nil {
 		return condition(sales.ConditionDatabaseReachable, false, f.Reason, f.Message)
 	}
@@ -111,7 +139,11 @@ func (s sale) inventoryLoaded(d Decision) *metav1.Condition {
 		return condition(sales.ConditionInventoryLoaded, false, s.phaseReason(d), "no unit is loaded")
 	}
 	message := fmt.Sprintf("%d of %d units loaded", s.seen.Sale.Loaded, s.seen.Sale.Units)
-	if s.seen.Sale.Loaded < s.seen.Sale.Units {
+	switch {
+	case s.tooMany():
+		f := s.unitsInUse()
+		return condition(sales.ConditionInventoryLoaded, false, f.Reason, f.Message)
+	case s.seen.Sale.Loaded < s.seen.Sale.Units:
 		return condition(sales.ConditionInventoryLoaded, false, sales.ReasonLoading, message)
 	}
 	return condition(sales.ConditionInventoryLoaded, true, sales.ReasonLoaded, message)
@@ -121,15 +153,15 @@ func (s sale) reserversAvailable(d Decision) *metav1.Condition {
 	if !d.Run {
 		return nil
 	}
-	ready, want := s.seen.Reservers.Ready, s.spec.Reserver.Replicas
-	message := fmt.Sprintf("%d of %d reservation pods are ready", ready, want)
-	if s.seen.ChildFault != nil {
-		return condition(sales.ConditionReserversAvailable, false, s.seen.ChildFault.Reason, s.seen.ChildFault.Message)
+	if f := s.seen.ChildFault; f != nil {
+		return condition(sales.ConditionReserversAvailable, false, f.Reason, f.Message)
 	}
+	ready, want := s.seen.Reservers.Ready, s.want()
 	if ready < want {
-		return condition(sales.ConditionReserversAvailable, false, sales.ReasonUnavailable, message)
+		f := s.unavailable()
+		return condition(sales.ConditionReserversAvailable, false, f.Reason, f.Message)
 	}
-	return condition(sales.ConditionReserversAvailable, true, sales.ReasonAvailable, message)
+	return condition(sales.ConditionReserversAvailable, true, sales.ReasonAvailable, fmt.Sprintf("%d of %d reservation pods are ready", ready, want))
 }
 
 func (s sale) sweeperHealthy(d Decision) *metav1.Condition {

@@ -17,6 +17,7 @@ type Observed struct {
 	Generation  int64
 	DeletedAt   time.Time // zero unless the object is being deleted
 	ForceDelete bool      // the annotation is set
+	Beside      bool      // the object is in the operator's own namespace
 
 	// Previous is the status as last written.
 	Previous sales.FlashSaleStatus
@@ -31,11 +32,14 @@ type Observed struct {
 	SoldOutAt time.Time
 	// Undelivered is how many events of a closed sale the webhook has still to be told.
 	Undelivered int
-	// Audit is the report on a closed sale; nil until one was made.
-	Audit *inventory.Report
+	// Audit is the report on a closed sale, and Summary its figures; nil until they were made.
+	Audit   *inventory.Report
+	Summary *inventory.Summary
 
 	Reservers Pods
 	Sweeper   Pods
+	// PodFault says why reservation pods that are wanted are not ready, where the cluster tells; nil when it does not.
+	PodFault *Fault
 	// ChildFault says why children could not be applied in this pass; nil before that, and when they could.
 	ChildFault *Fault
 }
@@ -60,6 +64,9 @@ const (
 	WorkRegister Work = "register" // write the spec to the sale's row
 	WorkDrain    Work = "drain"    // the same, and no new holds ever
 	WorkLoad     Work = "load"     // insert missing unit rows
+	WorkShrink   Work = "shrink"   // take available units away
+	WorkEndHolds Work = "endHolds" // let live holds lapse now
+	WorkSweep    Work = "sweep"    // take lapsed holds back, as no sweeper does
 	WorkClose    Work = "close"    // close the sale for good
 	WorkAudit    Work = "audit"    // prove the invariants
 	WorkPurge    Work = "purge"    // delete the sale's rows
@@ -72,6 +79,8 @@ type Decision struct {
 	Message    string
 	Work       Work
 	Run        bool          // pods and sweeper are wanted; else they are to go
+	Least      int32         // of reservation pods; an autoscaler may want more
+	Want       int32         // reservation pods that there are to be, as far as one knows
 	Publish    bool          // the sweeper is wanted, to deliver the last events
 	Finish     bool          // the finalizer can go
 	Wake       time.Duration // look again after this; zero: only when something changes
@@ -82,6 +91,10 @@ const (
 	wakeLive   = time.Second     // counts in the status are at most 2 s old
 	wakeFault  = 5 * time.Second // faults go away without an event
 	wakeAtMost = 10 * time.Minute
+	// fullFor is how long after the start the autoscaler may not go below the size at the start.
+	fullFor = time.Minute
+	// sweepGrace is how long after a hold's time a sweeper may take to end it (invariant I4).
+	sweepGrace = 2 * time.Second
 	// patience is how long the deletion of an object waits for an unreachable database before it goes on without.
 	patience = 30 * time.Second
 )
@@ -99,6 +112,7 @@ func Decide(spec sales.FlashSaleSpec, seen Observed, now time.Time) Decision {
 	s := sale{spec, seen, now}
 	for _, rule := range rules {
 		if d, hit := rule.decide(s); hit {
+			d.Least, d.Want = s.least(), s.want()
 			d.Conditions = s.conditions(d)
 			return d
 		}
@@ -112,12 +126,14 @@ var rules = []struct {
 	decide func(sale) (Decision, bool)
 }{
 	{"a sale that is over stays over, and deletes as asked", over},
+	{"no sale runs beside the operator", besideOperator},
 	{"a deleted object drains, then goes", deleting},
 	{"without the database, pods keep to the clock", databaseFault},
 	{"a sale whose end passes before it is loaded is missed", missed},
 	{"rows that are gone need a person", tablesLost},
 	{"the spec goes to the database first", registering},
 	{"a closed sale is audited, and shows its result", closed},
+	{"units that are too many are taken away", shrinking},
 	{"missing units are loaded", loading},
 	{"loaded, it waits without pods until the warm-up", scheduled},
 	{"every unit sold, or the window over: it closes when no hold is live", closing},
@@ -134,6 +150,11 @@ func over(s sale) (Decision, bool) {
 		d.Work, d.Wake, d.Finish = s.leave()
 	}
 	return d, true
+}
+
+func besideOperator(s sale) (Decision, bool) {
+	return Decision{Phase: sales.PhaseFailed,
+		Message: "this is the operator's own namespace: deleted together with the operator, the sale could not drain. Create it in another namespace"}, s.seen.Beside
 }
 
 func deleting(s sale) (Decision, bool) {
@@ -161,14 +182,26 @@ func deleting(s sale) (Decision, bool) {
 	case !s.seen.Sale.Draining && s.seen.Sale.ClosedAt.IsZero():
 		d.Work, d.Run, d.Message = WorkDrain, s.seen.Reservers.Desired > 0, "closing the gate"
 	case s.seen.Sale.Held > 0:
-		d.Run, d.Wake = true, wakeLive
-		d.Message = fmt.Sprintf("the object is being deleted; %d units are held and may be paid until %s",
-			s.seen.Sale.Held, s.seen.Sale.NextLapse.Format(time.RFC3339))
+		d = s.drain("the object is being deleted")
 	default:
 		d.Message = "drained"
 		d.Work, d.Wake, d.Finish = s.leave()
 	}
 	return d, true
+}
+
+// drain waits for the live holds of a sale that grants no more. why says what ended it.
+func (s sale) drain(why string) Decision {
+	sale := s.seen.Sale
+	d := Decision{Phase: sales.PhaseDraining, Run: true, Wake: wakeLive,
+		Message: fmt.Sprintf("%s; %d units are held and may be paid, the first until %s", why, sale.Held, sale.NextLapse.Format(time.RFC3339))}
+	switch {
+	case s.spec.Closing == sales.ClosingRelease && sale.NextLapse.After(s.now):
+		d.Work, d.Message = WorkEndHolds, why+"; live holds are released"
+	case !sale.NextLapse.IsZero() && s.now.Sub(sale.NextLapse) > sweepGrace: // the pods may be unable to start
+		d.Work, d.Message = WorkSweep, why+"; taking lapsed holds back"
+	}
+	return d
 }
 
 // publish says whether a closed sale keeps its sweeper, because events wait for a webhook that does not answer.
@@ -244,7 +277,7 @@ func closed(s sale) (Decision, bool) {
 	}
 	d := Decision{Phase: s.seen.Previous.Phase}
 	switch {
-	case s.seen.Audit == nil:
+	case s.seen.Audit == nil || s.seen.Summary == nil:
 		d.Work, d.Run, d.Message = WorkAudit, s.seen.Reservers.Desired > 0, "proving the invariants"
 	case !s.seen.Audit.OK:
 		d.Phase, d.Wake = sales.PhaseFailed, wakeAtMost
@@ -255,6 +288,25 @@ func closed(s sale) (Decision, bool) {
 		d.Message = fmt.Sprintf("%s: %d of %d units sold; the audit passed", s.closedReason(), sale.Sold, sale.Units)
 	}
 	return d, true
+}
+
+// shrinking goes as far as available units allow; each hold that lapses lets it go on.
+func shrinking(s sale) (Decision, bool) {
+	sale := s.seen.Sale
+	if !s.tooMany() || sale.Available == 0 && sale.Units <= sale.Loaded {
+		return Decision{}, false
+	}
+	phase := s.seen.Previous.Phase
+	if phase == "" || phase == sales.PhasePending {
+		phase = sales.PhaseLoading
+	}
+	return Decision{Phase: phase, Work: WorkShrink, Run: s.seen.Reservers.Desired > 0,
+		Message: fmt.Sprintf("%d units, taking away what is more than %d", sale.Loaded, s.spec.Units)}, true
+}
+
+// tooMany says that the database has more units for sale than the spec wants.
+func (s sale) tooMany() bool {
+	return s.seen.Sale != nil && !s.ended() && s.seen.Sale.Units > int64(s.spec.Units) && s.seen.Sale.Generation <= s.seen.Generation
 }
 
 func loading(s sale) (Decision, bool) {
@@ -286,8 +338,7 @@ func closing(s sale) (Decision, bool) {
 	case !soldOut && !s.ended():
 		return Decision{}, false
 	case sale.Held > 0:
-		return Decision{Phase: sales.PhaseDraining, Run: true, Wake: wakeLive,
-			Message: fmt.Sprintf("the window is over; %d units are held and may be paid until %s", sale.Held, sale.NextLapse.Format(time.RFC3339))}, true
+		return s.drain("the window is over"), true
 	}
 	return Decision{Phase: s.runningPhase(), Work: WorkClose, Run: s.seen.Reservers.Desired > 0, Message: "closing"}, true
 }
@@ -298,7 +349,7 @@ func running(s sale) (Decision, bool) {
 	start, _ := s.window()
 	switch d.Phase {
 	case sales.PhaseWarming:
-		d.Message = fmt.Sprintf("%d of %d reservation pods ready; opens at %s", s.seen.Reservers.Ready, s.spec.Reserver.Replicas, start.Format(time.RFC3339))
+		d.Message = fmt.Sprintf("%d of %d reservation pods ready; opens at %s", s.seen.Reservers.Ready, s.want(), start.Format(time.RFC3339))
 		d.Wake = min(max(start.Sub(s.now), time.Millisecond), wakeLive)
 	case sales.PhaseSuspended:
 		d.Message = fmt.Sprintf("suspended; %d units are held and can be paid", sale.Held)
@@ -309,6 +360,25 @@ func running(s sale) (Decision, bool) {
 		}
 	}
 	return d, true
+}
+
+// least is the least number of reservation pods now: the full size until a minute after the start, and what the
+// autoscaler is bounded by later.
+func (s sale) least() int32 {
+	scaling := s.spec.Reserver.Autoscaling
+	start, _ := s.window()
+	if scaling == nil || s.now.Before(start.Add(fullFor)) {
+		return s.spec.Reserver.Replicas
+	}
+	return scaling.MinReplicas
+}
+
+// want is how many reservation pods there should be now.
+func (s sale) want() int32 {
+	if s.spec.Reserver.Autoscaling == nil {
+		return s.spec.Reserver.Replicas
+	}
+	return max(s.least(), s.seen.Reservers.Desired)
 }
 
 func (s sale) deleted() bool { return !s.seen.DeletedAt.IsZero() }
@@ -356,8 +426,11 @@ func (s sale) runningPhase() sales.Phase {
 }
 
 func (s sale) closedReason() string {
-	if s.seen.Sale != nil && s.seen.Sale.Sold == s.seen.Sale.Units {
+	switch {
+	case s.seen.Sale.Sold == s.seen.Sale.Units:
 		return sales.ReasonSoldOut
+	case s.seen.Sale.OpenedAt().IsZero(): // suspended, or still loading, until the end
+		return sales.ReasonMissed
 	}
 	return sales.ReasonEnded
 }

@@ -12,6 +12,7 @@ import (
 
 	sales "flashsale.dev/operator/api/v1alpha1"
 	"flashsale.dev/operator/reserver/inventory"
+	"flashsale.dev/operator/test/teststatus"
 )
 
 var start = time.Date(2026, 12, 1, 4, 30, 0, 0, time.UTC)
@@ -78,9 +79,14 @@ func TestDecide(t *testing.T) {
 	const before, warm, live, after = -time.Hour, -4 * time.Minute, time.Minute, 31 * time.Minute
 	openEnd := func(s *seen) { s.spec.EndTime = nil; s.observed.Sale.EndsAt = time.Time{} }
 	suspend := func(s *seen) { s.spec.Suspend = true }
+	units := func(n int32) func(*seen) { return func(s *seen) { s.spec.Units = n } }
+	release := func(s *seen) { s.spec.Closing = sales.ClosingRelease }
+	lapsed := func(ago time.Duration) func(*seen) {
+		return func(s *seen) { s.observed.Sale.NextLapse = start.Add(after - ago) }
+	}
 	report := func(ok bool) func(*seen) {
 		return func(s *seen) {
-			s.observed.Audit = &inventory.Report{OK: ok, Checks: []inventory.Check{{ID: "I2", OK: ok}}}
+			s.observed.Audit, s.observed.Summary = &inventory.Report{OK: ok, Checks: []inventory.Check{{ID: "I2", OK: ok}}}, &inventory.Summary{}
 		}
 	}
 	// want is "phase, work, run or rest, finish or stay, reason of Ready and its status".
@@ -127,6 +133,27 @@ func TestDecide(t *testing.T) {
 		"rows gone":                                      {newSale().loaded(0, 0).running(2).with(func(s *seen) { s.observed.Sale = nil }), live, "Failed run TablesLost=False stalled"},
 		"rows gone, first noticed after the end":         {newSale().loaded(0, 0).with(func(s *seen) { s.observed.Sale = nil }), after, "Failed rest TablesLost=False stalled"},
 
+		"fewer units before loading":                     {newSale().registered().with(units(3)), before, "Loading shrink rest Loading=False"},
+		"fewer units while waiting":                      {newSale().loaded(0, 0).phase(sales.PhaseScheduled).with(units(3)), before, "Scheduled shrink rest UnitsInUse=False"},
+		"fewer units while live":                         {newSale().loaded(1, 1).running(2).phase(sales.PhaseLive).with(units(3)), live, "Live shrink run UnitsInUse=False"},
+		"fewer than held and sold, nothing is available": {newSale().loaded(3, 2).running(2).phase(sales.PhaseLive).with(units(3)), live, "Live run UnitsInUse=False"},
+		"fewer than sold needs a person":                 {newSale().loaded(1, 4).running(2).phase(sales.PhaseLive).with(units(3)), live, "Live run UnitsInUse=False stalled"},
+		"fewer than sold, and all are sold":              {newSale().loaded(0, 5).running(2).phase(sales.PhaseLive).with(units(3)), live, "Live close run UnitsInUse=False stalled"},
+		"fewer units by an older controller":             {newSale().loaded(1, 1).running(2).phase(sales.PhaseLive).with(units(3)).with(func(s *seen) { s.observed.Sale.Generation = 9 }), live, "Live run Live=True"},
+		"fewer units after the end":                      {newSale().loaded(1, 1).running(2).with(units(3)), after, "Draining run Draining=True"},
+		"start moved later in the warm-up, pods go":      {newSale().loaded(0, 0).running(2).phase(sales.PhaseWarming).with(func(s *seen) { s.observed.Sale.StartsAt = start.Add(time.Hour) }), warm, "Scheduled rest Scheduled=True"},
+		"start moved earlier, pods start":                {newSale().loaded(0, 0).phase(sales.PhaseScheduled).with(func(s *seen) { s.observed.Sale.StartsAt = start.Add(-time.Hour) }), before, "Live run Unavailable=False"},
+		"end moved into the past while live":             {newSale().loaded(0, 1).running(2).phase(sales.PhaseLive).with(func(s *seen) { s.observed.Sale.EndsAt = start.Add(live) }), live, "Draining close run Draining=True"},
+		"end moved later while draining, it sells again": {newSale().loaded(1, 1).running(2).phase(sales.PhaseDraining).with(func(s *seen) { s.observed.Sale.EndsAt = start.Add(time.Hour) }), after, "Live run Live=True"},
+		"at the end, holds are released":                 {newSale().loaded(1, 1).running(2).with(release), after, "Draining endHolds run Draining=True"},
+		"released holds are swept by the sweeper":        {newSale().loaded(1, 1).running(2).with(release).with(lapsed(time.Second)), after, "Draining run Draining=True"},
+		"lapsed holds that no sweeper takes":             {newSale().loaded(1, 1).running(0).with(lapsed(3 * time.Second)), after, "Draining sweep run Unavailable=False"},
+		"deleted, holds are released":                    {newSale().loaded(1, 0).running(2).with(release).deleted(0, sales.DeletionRetain).with(func(s *seen) { s.observed.Sale.Draining = true }), live, "Draining endHolds run Draining=True"},
+		"deleted, lapsed holds that no sweeper takes":    {newSale().loaded(1, 0).running(0).deleted(0, sales.DeletionRetain).with(func(s *seen) { s.observed.Sale.Draining = true; s.observed.Sale.NextLapse = start }), live, "Draining sweep run Unavailable=False"},
+		"beside the operator":                            {newSale().with(func(s *seen) { s.observed.Beside = true }), before, "Failed rest OperatorNamespace=False stalled"},
+		"no image":                                       {newSale().loaded(0, 0).running(0).with(func(s *seen) { s.observed.PodFault = &Fault{"ImageUnavailable", "not found", false} }), warm, "Warming run ImageUnavailable=False"},
+		"no image for one of two pods while live":        {newSale().loaded(0, 0).running(1).with(func(s *seen) { s.observed.PodFault = &Fault{"ImageUnavailable", "not found", false} }), live, "Live run Live=True"},
+
 		"database away before loading":                    {newSale().fault("DatabaseUnreachable", false), before, "Pending rest DatabaseUnreachable=False"},
 		"database away while live, pods stay":             {newSale().loaded(0, 0).running(2).phase(sales.PhaseLive).fault("DatabaseUnreachable", false), live, "Live run DatabaseUnreachable=False"},
 		"database away at the warm-up, pods start":        {newSale().loaded(0, 0).phase(sales.PhaseScheduled).fault("DatabaseUnreachable", false), warm, "Scheduled run DatabaseUnreachable=False"},
@@ -154,11 +181,14 @@ func TestDecide(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			now := start.Add(tt.at)
+			if tt.sale.observed.Sale != nil {
+				tt.sale.observed.Sale.Now = now
+			}
 			d := Decide(tt.sale.spec, tt.sale.observed, now)
 			if got := describe(d); got != tt.want {
 				t.Errorf("decided %q, want %q; message %q", got, tt.want, d.Message)
 			}
-			checkConditions(t, d)
+			checkStatus(t, d)
 		})
 	}
 }
@@ -181,7 +211,6 @@ func describe(d Decision) string {
 	return strings.Join(words, " ")
 }
 
-// checkConditions asserts the rules that kstatus, Flux and Argo CD rely on.
 // The sweeper of a closed sale is wanted while the webhook has still to be told something.
 func TestPublish(t *testing.T) {
 	hooked := func(undelivered int) func(*seen) {
@@ -191,7 +220,9 @@ func TestPublish(t *testing.T) {
 		sale *seen
 		want bool
 	}{
-		"events wait when it closes":    {newSale().loaded(0, 5).closed().running(2).with(hooked(1)).with(func(s *seen) { s.observed.Audit = &inventory.Report{OK: true} }), true},
+		"events wait when it closes": {newSale().loaded(0, 5).closed().running(2).with(hooked(1)).with(func(s *seen) {
+			s.observed.Audit, s.observed.Summary = &inventory.Report{OK: true}, &inventory.Summary{}
+		}), true},
 		"events wait":                   {newSale().loaded(0, 5).closed().running(2).phase(sales.PhaseClosed).with(hooked(1)), true},
 		"all are delivered":             {newSale().loaded(0, 5).closed().running(2).phase(sales.PhaseClosed).with(hooked(0)), false},
 		"the database does not say":     {newSale().running(2).phase(sales.PhaseClosed).with(hooked(0)).fault("DatabaseUnreachable", false), true},
@@ -218,28 +249,18 @@ func TestAWarningIsInTheCondition(t *testing.T) {
 	}
 }
 
-func checkConditions(t *testing.T, d Decision) {
+// checkStatus makes a status of the decision, as the controller does, and asserts the rules.
+func checkStatus(t *testing.T, d Decision) {
 	t.Helper()
-	ready := meta.FindStatusCondition(d.Conditions, sales.ConditionReady)
-	if ready == nil {
-		t.Fatal("Ready is missing")
+	sale := &sales.FlashSale{ObjectMeta: metav1.ObjectMeta{Generation: 1}, Status: sales.FlashSaleStatus{ObservedGeneration: 1, Phase: d.Phase, Message: d.Message, Conditions: d.Conditions}}
+	for i := range sale.Status.Conditions {
+		sale.Status.Conditions[i].ObservedGeneration, sale.Status.Conditions[i].LastTransitionTime = 1, metav1.NewTime(start)
 	}
-	reconciling, stalled := meta.FindStatusCondition(d.Conditions, sales.ConditionReconciling), meta.FindStatusCondition(d.Conditions, sales.ConditionStalled)
-	for _, c := range []*metav1.Condition{reconciling, stalled} {
-		if c != nil && c.Status != metav1.ConditionTrue {
-			t.Errorf("%s is present and not True", c.Type)
-		}
+	if d.Phase == sales.PhaseClosed { // these come from what was seen, not from the decision
+		sale.Status.Audit, sale.Status.Result, sale.Status.ClosedAt = &sales.AuditStatus{Passed: true}, &sales.ResultStatus{}, new(metav1.NewTime(start))
 	}
-	if reconciling != nil && stalled != nil {
-		t.Error("both Reconciling and Stalled")
-	}
-	if (ready.Status == metav1.ConditionTrue) == (reconciling != nil || stalled != nil) {
-		t.Errorf("Ready is %s, with Reconciling %v and Stalled %v", ready.Status, reconciling, stalled)
-	}
-	for _, c := range d.Conditions {
-		if c.Reason == "" || c.Message == "" {
-			t.Errorf("%s has reason %q and message %q", c.Type, c.Reason, c.Message)
-		}
+	for _, broken := range teststatus.Violations(sale) {
+		t.Error(broken)
 	}
 }
 
@@ -263,5 +284,60 @@ func TestWake(t *testing.T) {
 				t.Errorf("wakes after %v, want %v", got, tt.want)
 			}
 		})
+	}
+}
+
+// With an autoscaler, the pods are of full size from the warm-up to a minute after the start.
+func TestReplicas(t *testing.T) {
+	scaled := func(desired int32) *seen {
+		return newSale().loaded(0, 0).with(func(s *seen) {
+			s.spec.Reserver.Autoscaling = &sales.AutoscalingSpec{MinReplicas: 1, MaxReplicas: 10}
+			s.spec.Reserver.Replicas = 4
+			s.observed.Reservers.Desired = desired
+		})
+	}
+	for name, tt := range map[string]struct {
+		sale        *seen
+		at          time.Duration
+		least, want int32
+	}{
+		"fixed":                                 {newSale().loaded(0, 0).running(1), time.Minute, 2, 2},
+		"at the warm-up":                        {scaled(1), -5 * time.Minute, 4, 4},
+		"the autoscaler wants more":             {scaled(7), -time.Minute, 4, 7},
+		"the first minute":                      {scaled(1), 59 * time.Second, 4, 4},
+		"then it may shrink":                    {scaled(2), time.Minute, 1, 2},
+		"and grow":                              {scaled(9), time.Hour / 3, 1, 9},
+		"never to nothing while a hold is live": {scaled(1).with(func(s *seen) { s.observed.Sale.Held = 1 }), time.Hour, 1, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := Decide(tt.sale.spec, tt.sale.observed, start.Add(tt.at))
+			if d.Least != tt.least || d.Want != tt.want || !d.Run {
+				t.Errorf("least %d, want %d, run %t; expected least %d, want %d", d.Least, d.Want, d.Run, tt.least, tt.want)
+			}
+		})
+	}
+}
+
+// A window edge is an instant: before it, and at it (cases K17 and K18: a date for a time, and a sale over the change to
+// summer time, in whatever zone a time is written).
+func TestCaseK18(t *testing.T) {
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	change := time.Date(2026, 3, 29, 1, 0, 0, 0, time.UTC) // 02:00 becomes 03:00
+	opens := time.Date(2026, 3, 29, 3, 30, 0, 0, berlin)
+	if opens.Sub(change) != 30*time.Minute {
+		t.Fatalf("opens %v after the change", opens.Sub(change))
+	}
+	for _, zone := range []*time.Location{time.UTC, berlin, time.FixedZone("", -3600), time.FixedZone("", 13*3600)} {
+		for edge, phase := range map[time.Duration]sales.Phase{-time.Microsecond: sales.PhaseWarming, 0: sales.PhaseLive} {
+			s := newSale().loaded(0, 0).running(2)
+			s.spec.StartTime = metav1.NewTime(opens.In(zone))
+			s.observed.Sale.StartsAt, s.observed.Sale.EndsAt = opens.In(zone), time.Time{}
+			if d := Decide(s.spec, s.observed, opens.UTC().Add(edge)); d.Phase != phase {
+				t.Errorf("in %v, %v from the start: %s, want %s", zone, edge, d.Phase, phase)
+			}
+		}
 	}
 }

@@ -110,8 +110,8 @@ func validID(s string) bool {
 }
 
 // buyer gives the buyer that the gateway names, or "" when it names none.
-func buyer(r *http.Request) (string, *Problem) {
-	values := r.Header.Values("X-Buyer-Id")
+func (s *Server) buyer(r *http.Request) (string, *Problem) {
+	values := r.Header.Values(s.header)
 	if len(values) == 0 {
 		return "", nil
 	}

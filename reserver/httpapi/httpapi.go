@@ -22,11 +22,20 @@ import (
 )
 
 const (
-	linePlaces  = 20_000           // requests that may wait for a transaction
+	linePlaces  = 20_000           // payments and releases that may wait for a transaction, each
 	answerLimit = 10 * time.Second // longest a shopper waits
 	lines       = 2                // claim transactions at once, and confirmations: while one waits for the disk, the next is made
 	refundRows  = 8                // tally rows that refunds of a pod spread over, so as not to wait for each other
 )
+
+// Admission says who is let through to the claim.
+type Admission struct {
+	BuyerHeader string // names the buyer; the shop's gateway sets it
+	MaxInFlight int    // claims that may wait for a transaction
+}
+
+// DefaultAdmission is what a sale has that says nothing about it.
+var DefaultAdmission = Admission{BuyerHeader: "X-Buyer-Id", MaxInFlight: 20_000}
 
 // Server serves one sale. Make it with New, keep Run running, and serve Handler.
 type Server struct {
@@ -34,6 +43,7 @@ type Server struct {
 	sale     uuid.UUID
 	pod      string
 	log      *slog.Logger
+	header   string
 	watch    *admission.Watch
 	claims   *admission.Queue[inventory.Request, inventory.Result]
 	lookUp   *admission.Queue[inventory.Request, inventory.Result]
@@ -49,8 +59,8 @@ type Server struct {
 }
 
 // New makes a server for a sale; pod is a name unique among the sale's processes.
-func New(store *inventory.Store, sale uuid.UUID, pod string, registry *prometheus.Registry, log *slog.Logger) *Server {
-	s := &Server{store: store, sale: sale, pod: pod, log: log, registry: registry, watch: admission.NewWatch(store, sale, log)}
+func New(store *inventory.Store, sale uuid.UUID, pod string, admit Admission, registry *prometheus.Registry, log *slog.Logger) *Server {
+	s := &Server{store: store, sale: sale, pod: pod, log: log, header: admit.BuyerHeader, registry: registry, watch: admission.NewWatch(store, sale, log)}
 	quantity := func(r inventory.Request) int { return r.Quantity }
 	var claims []admission.Serve[inventory.Request, inventory.Result]
 	var pays []admission.Serve[inventory.Payment, inventory.Settlement]
@@ -68,12 +78,12 @@ func New(store *inventory.Store, sale uuid.UUID, pod string, registry *prometheu
 			return store.Confirm(ctx, sale, desk, batch)
 		})
 	}
-	s.claims = admission.NewQueue(linePlaces, quantity, claims...)
+	s.claims = admission.NewQueue(admit.MaxInFlight, quantity, claims...)
 	s.pay = admission.NewQueue(linePlaces, func(inventory.Payment) int { return 1 }, pays...) // its units stay where they are
 	s.releases = admission.NewQueue(linePlaces, func(uuid.UUID) int { return 1 }, func(ctx context.Context, batch []uuid.UUID) ([]inventory.Settlement, error) {
 		return store.Release(ctx, sale, pod+"/release", batch)
 	})
-	s.lookUp = admission.NewQueue(linePlaces, quantity, func(ctx context.Context, batch []inventory.Request) ([]inventory.Result, error) {
+	s.lookUp = admission.NewQueue(admit.MaxInFlight, quantity, func(ctx context.Context, batch []inventory.Request) ([]inventory.Result, error) {
 		return store.LookUp(ctx, sale, s.watch.View().MaxPerBuyer, batch)
 	})
 	s.register()
@@ -223,7 +233,7 @@ func writeReservation(w http.ResponseWriter, status int, r *inventory.Reservatio
 
 // reserve answers POST /v1/reservations.
 func (s *Server) reserve(w http.ResponseWriter, r *http.Request) string {
-	name, p := buyer(r)
+	name, p := s.buyer(r)
 	if p == nil && name == "" {
 		p = problemUnauthenticated
 	}
@@ -331,7 +341,7 @@ func (s *Server) owned(ctx context.Context, r *http.Request) (uuid.UUID, *Proble
 	if p != nil {
 		return rid, p, nil
 	}
-	name, p := buyer(r)
+	name, p := s.buyer(r)
 	if p != nil {
 		return rid, p, nil
 	}
@@ -416,7 +426,7 @@ func settled(answer inventory.Settlement, err error) (*inventory.Reservation, er
 
 // refund answers POST /v1/reservations/{id}/refund. It is the checkout's alone, which pays the money back.
 func (s *Server) refund(w http.ResponseWriter, r *http.Request) string {
-	if len(r.Header.Values("X-Buyer-Id")) > 0 {
+	if len(r.Header.Values(s.header)) > 0 {
 		return refuse(w, problemCheckoutOnly)
 	}
 	body := refundBody{Restock: true}

@@ -26,7 +26,7 @@ import (
 // pod serves a sale over HTTP until the test ends.
 func pod(t testing.TB, store *inventory.Store, sale inventory.Sale) *httptest.Server {
 	t.Helper()
-	api := httpapi.New(store, sale.ID, "pod-"+uuid.NewString()[:8], prometheus.NewRegistry(), slog.New(slog.NewTextHandler(io.Discard, nil)))
+	api := httpapi.New(store, sale.ID, "pod-"+uuid.NewString()[:8], httpapi.DefaultAdmission, prometheus.NewRegistry(), slog.New(slog.NewTextHandler(io.Discard, nil)))
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { api.Run(ctx) })

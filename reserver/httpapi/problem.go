@@ -51,9 +51,9 @@ func writeJSON(w http.ResponseWriter, status int, contentType string, body any) 
 // The problems that say nothing about the sale.
 var (
 	problemUnauthenticated = &Problem{Slug: "unauthenticated", Title: "No buyer", Status: http.StatusUnauthorized,
-		Detail: "The header X-Buyer-Id is missing, empty, longer than 128 bytes or not printable ASCII; the shop's gateway sets it."}
+		Detail: "The header that names the buyer is missing, empty, longer than 128 bytes or not printable ASCII; the shop's gateway sets it."}
 	problemCheckoutOnly = &Problem{Slug: "checkout-only", Title: "This call is the checkout's", Status: http.StatusForbidden,
-		Detail: "A request that the gateway marks with X-Buyer-Id comes from a shopper."}
+		Detail: "A request that the gateway marks with a buyer comes from a shopper."}
 	problemTooLarge    = &Problem{Slug: "too-large", Title: "The body is larger than 64 KiB", Status: http.StatusRequestEntityTooLarge}
 	problemNotFound    = &Problem{Slug: "not-found", Title: "No such resource", Status: http.StatusNotFound}
 	problemUnknown     = &Problem{Slug: "reservation-not-found", Title: "No such reservation", Status: http.StatusNotFound}

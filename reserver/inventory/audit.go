@@ -44,11 +44,11 @@ func (r *Report) Failed() []Check {
 // auditChecks are queries that give one text per breach. Each takes the sale's id as often as it has placeholders;
 // NOW_OF_SNAPSHOT is the time of the snapshot, for the statements before may have taken long.
 var auditChecks = []struct{ id, claim, query string }{
-	{"I1", "unit rows are numbered 1..n without gaps, n is what the loader counted and at most what is declared", `
-		SELECT CONCAT('rows ', u.n, ', first ', u.low, ', last ', u.high, ', loader counted ', t.available, ', declared ', s.units)
+	{"I1", "unit rows are those of 1..n that were not taken away, n is what the loader counted, and they are at most what is declared", `
+		SELECT CONCAT('rows ', u.n, ', first ', u.low, ', last ', u.high, ', loader counted ', t.available, ', taken away ', s.removed, ', declared ', s.units)
 		FROM flashsale_sale s JOIN flashsale_tally t ON t.sale_id = s.sale_id AND t.line = 'load'
 		JOIN (SELECT COUNT(*) AS n, COALESCE(MIN(unit_no), 0) AS low, COALESCE(MAX(unit_no), 0) AS high FROM flashsale_unit WHERE sale_id = ?) u
-		WHERE s.sale_id = ? AND (u.n <> t.available OR u.high <> t.available OR t.available > s.units)`},
+		WHERE s.sale_id = ? AND (u.n + s.removed <> t.available OR u.n > 0 AND u.low = 0 OR u.high > t.available OR u.n > s.units)`},
 	{"I1", "a unit that was given is listed as returned exactly when its last reservation does not have it any more", `
 		SELECT CONCAT('unit ', u.unit_no, ' of reservation ', HEX(u.reservation_id), ' in state ', COALESCE(r.state, 'missing'), IF(b.unit_no IS NULL, ' is not listed as returned', ' is listed as returned'))
 		FROM flashsale_unit u LEFT JOIN flashsale_reservation r ON r.sale_id = u.sale_id AND r.reservation_id = u.reservation_id
@@ -174,7 +174,7 @@ func saleArgs(query string, sale uuid.UUID) []any {
 // is taken from one snapshot, and whoever moves units changes both sides alike: so it holds while the sale goes on.
 func (s *Store) Repair(ctx context.Context, sale uuid.UUID) (changed Counts, err error) {
 	err = s.inTx(ctx, "repair", func(tx *queries) error {
-		// The lock keeps loaders and other repairs out; what they have done is in the snapshot.
+		// The lock keeps loaders, Shrink and other repairs out; what they have done is in the snapshot.
 		var loaded int64
 		err := tx.row(ctx, "SELECT available FROM flashsale_tally WHERE sale_id = ? AND line = 'load' FOR UPDATE", id(sale)).Scan(&loaded)
 		if errors.Is(err, sql.ErrNoRows) {
@@ -183,22 +183,52 @@ func (s *Store) Repair(ctx context.Context, sale uuid.UUID) (changed Counts, err
 		if err != nil {
 			return fmt.Errorf("locking the loader's tally: %w", err)
 		}
-		var rows int64
+		var rows, removed int64
 		err = s.inSnapshot(ctx, "repair", func(q *queries) error {
-			query := `SELECT r.available - t.available, r.held - t.held, r.sold - t.sold, (SELECT COUNT(*) FROM flashsale_unit WHERE sale_id = ?)
-				FROM (` + countedSQL + ") t JOIN (" + rowCountsSQL + ") r"
-			return q.row(ctx, query, saleArgs(query, sale)...).Scan(&changed.Available, &changed.Held, &changed.Sold, &rows)
+			query := `SELECT r.available - t.available, r.held - t.held, r.sold - t.sold, (SELECT COUNT(*) FROM flashsale_unit WHERE sale_id = ?),
+				(SELECT removed FROM flashsale_sale WHERE sale_id = ?) FROM (` + countedSQL + ") t JOIN (" + rowCountsSQL + ") r"
+			return q.row(ctx, query, saleArgs(query, sale)...).Scan(&changed.Available, &changed.Held, &changed.Sold, &rows, &removed)
 		})
 		if err != nil {
 			return fmt.Errorf("comparing counts and rows: %w", err)
 		}
-		_, err = tx.run(ctx, "UPDATE flashsale_tally SET available = ? WHERE sale_id = ? AND line = 'load'", rows, id(sale))
+		_, err = tx.run(ctx, "UPDATE flashsale_tally SET available = ? WHERE sale_id = ? AND line = 'load'", rows+removed, id(sale))
 		if err != nil {
 			return fmt.Errorf("counting unit rows: %w", err)
 		}
 		rest := changed
-		rest.Available -= rows - loaded
+		rest.Available -= rows + removed - loaded
 		return tx.change(ctx, tally(sale, "repair", rest, 0))
 	})
 	return changed, err
+}
+
+// Summary tells of a sale what its counts do not.
+type Summary struct {
+	FirstGrantAt time.Time // when the first reservation was granted; zero without any
+	PeakGrants   int64     // the largest number of reservations granted within one second of the database's clock
+	RefundsDue   int64     // payments that are due to be refunded, and were not yet
+}
+
+// Summary reads all reservations and payments of a sale, in one consistent snapshot, without a lock.
+func (s *Store) Summary(ctx context.Context, sale uuid.UUID) (*Summary, error) {
+	summary := &Summary{}
+	err := s.inSnapshot(ctx, "summary", func(q *queries) error {
+		if _, err := readSnapshot(ctx, q, sale); err != nil {
+			return err
+		}
+		var first sql.NullTime
+		err := q.row(ctx, `SELECT MIN(first_at), COALESCE(MAX(grants), 0), (SELECT COUNT(*) FROM flashsale_ledger WHERE sale_id = ? AND due_payment_id <> '' AND refunded_at IS NULL)
+			FROM (SELECT MIN(granted_at) AS first_at, COUNT(*) AS grants FROM flashsale_reservation WHERE sale_id = ? GROUP BY TO_SECONDS(granted_at)) AS seconds`,
+			id(sale), id(sale)).Scan(&first, &summary.PeakGrants, &summary.RefundsDue)
+		if err != nil {
+			return fmt.Errorf("summing the sale up: %w", err)
+		}
+		summary.FirstGrantAt = first.Time
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return summary, nil
 }

@@ -53,7 +53,7 @@ type Result struct {
 type Line struct {
 	name         string
 	next         int64     // where to look for fresh units; 0 before the first claim
-	units        int64     // of the sale, as the last batch read it
+	last         int64     // the highest number a unit can have, as the last batch read it
 	missingSince time.Time // since when units are available that the line does not find
 	hopeful      bool      // the last batch was of new buyers, and found units for all
 }
@@ -169,7 +169,7 @@ func (c *claim) run(ctx context.Context) error {
 		gate := window.Gate(window.Now)
 		if gate == GateOpen && wanted > 0 {
 			if !c.hopeful {
-				if units, err = c.shelf.take(ctx, tx, c.sale, wanted, window.Units); err != nil {
+				if units, err = c.shelf.take(ctx, tx, c.sale, wanted, window.lastUnit()); err != nil {
 					return err
 				}
 			}
@@ -178,7 +178,7 @@ func (c *claim) run(ctx context.Context) error {
 		}
 		free := Counts{Available: int64(units.len())}
 		short := units.len() < wanted
-		c.shelf.line.units, c.shelf.line.hopeful = window.Units, gate == GateOpen && !short && !c.anyKnown()
+		c.shelf.line.last, c.shelf.line.hopeful = window.lastUnit(), gate == GateOpen && !short && !c.anyKnown()
 		if c.hopeful && !c.shelf.line.hopeful {
 			return errHope
 		}
@@ -190,7 +190,7 @@ func (c *claim) run(ctx context.Context) error {
 					return err
 				}
 			}
-			granted = c.assign(units.all(), free, units.at, window.HoldTTL)
+			granted = c.assign(units.all(), free, units.at, window.lapse(units.at))
 			c.shelf.leave(units, granted)
 		}
 		if changes := append(c.keysStored(), c.grants(granted, units)...); len(changes) > 0 {
@@ -214,7 +214,7 @@ func (c *claim) look(ctx context.Context, tx *queries) (window Snapshot, units t
 	reads := []read{windowRead(c.sale, &window)}
 	if c.hopeful {
 		c.buyers = newBuyers(c.requests)
-		reads = append(reads, c.shelf.scan(c.sale, c.wanted(), c.shelf.line.units, &units)...)
+		reads = append(reads, c.shelf.scan(c.sale, c.wanted(), c.shelf.line.last, &units)...)
 	} else {
 		reads = append(reads, c.buyersReads(" FOR UPDATE")...)
 	}
@@ -224,7 +224,7 @@ func (c *claim) look(ctx context.Context, tx *queries) (window Snapshot, units t
 		return window, units, ErrNoSale
 	case err != nil:
 		return window, units, fmt.Errorf("reading the sale and its buyers: %w", err)
-	case c.hopeful && (window.Units != c.shelf.line.units || window.Gate(window.Now) != GateOpen):
+	case c.hopeful && (window.lastUnit() != c.shelf.line.last || window.Gate(window.Now) != GateOpen):
 		return window, units, errHope
 	case window.Gate(window.Now) == GateNotOpen: // nobody holds anything yet
 		c.refuseAll(GateNotOpen)
@@ -247,14 +247,15 @@ func (c *claim) refuseAll(gate Gate) {
 	}
 }
 
-// windowRead reads the sale's row and shares it until the commit, so that Register and CloseSale wait for this transaction.
+// windowRead reads the sale's row and shares it until the commit, so that Register, Shrink and CloseSale wait for this transaction.
 // It carries no counts.
 func windowRead(sale uuid.UUID, w *Snapshot) read {
 	w.ID = sale
 	var ends, loadedAt, closedAt sql.NullTime
 	var ttl int64
-	r := oneRow([]any{&w.Units, &w.StartsAt, &ends, &ttl, &w.MaxPerBuyer, &w.RefuseLate, &w.Suspended, &w.Draining, &loadedAt, &closedAt, &w.Now},
-		`SELECT units, starts_at, ends_at, hold_ttl_us, max_per_buyer, refuse_late, suspended, draining, loaded_at, closed_at, UTC_TIMESTAMP(6)
+	r := oneRow([]any{&w.Units, &w.StartsAt, &ends, &ttl, &w.MaxPerBuyer, &w.RefuseLate, &w.ReleaseAtEnd, &w.Suspended, &w.Draining,
+		&loadedAt, &closedAt, &w.removed, &w.Now},
+		`SELECT units, starts_at, ends_at, hold_ttl_us, max_per_buyer, refuse_late, release_at_end, suspended, draining, loaded_at, closed_at, removed, UTC_TIMESTAMP(6)
 		FROM flashsale_sale WHERE sale_id = ? LOCK IN SHARE MODE`, id(sale))
 	found := r.after
 	r.after = func() error {
@@ -438,7 +439,7 @@ func (k storedKey) answer(r Request) Result {
 
 // assign gives the units to the unanswered requests, in order, and says of the others why not. free are the exact
 // counts: units available but not among those locked here are locked by others, who may roll back.
-func (c *claim) assign(units []int64, free Counts, now time.Time, ttl time.Duration) []*Reservation {
+func (c *claim) assign(units []int64, free Counts, now, expires time.Time) []*Reservation {
 	var granted []*Reservation
 	elsewhere := max(free.Available-int64(len(units)), 0)
 	held := free.Held
@@ -453,7 +454,7 @@ func (c *claim) assign(units []int64, free Counts, now time.Time, ttl time.Durat
 			c.results[i] = Result{Outcome: OutcomeReplay, Reservation: b.live, keep: r.Key != ""}
 		case k <= left:
 			res := &Reservation{Buyer: r.Buyer, Quantity: r.Quantity, Units: units[:k:k], State: Held,
-				GrantedAt: now, ExpiresAt: now.Add(ttl)}
+				GrantedAt: now, ExpiresAt: expires}
 			units, held = units[k:], held+k
 			b.live = res
 			granted = append(granted, res)
@@ -506,11 +507,8 @@ func (c *claim) grants(granted []*Reservation, units taken) []change {
 	for _, r := range granted {
 		n += int64(r.Quantity)
 	}
-	// They were granted together, and lapse together.
-	wave := newValues("INSERT INTO flashsale_wave (sale_id, lapses_at, wave_id, reservation_ids) VALUES (").
-		bytes(id(c.sale)).comma().time(granted[0].ExpiresAt).comma().bytes(id(uuid.Must(uuid.NewV7()))).comma().bytes(joinIDs(granted)).text(")").String()
 	return slices.Concat(c.newest(granted), units.give(c.sale, granted), []change{
-		changing(1, "recording when they lapse", wave),
+		writeWave(c.sale, granted[0].ExpiresAt, granted), // they were granted together, and lapse together
 		writeEvents(c.sale, eventHeld, granted),
 		tally(c.sale, c.shelf.line.name, Counts{Available: -n, Held: n}, c.shelf.next),
 	})

@@ -317,7 +317,7 @@ func (l *late) reclaim(ctx context.Context, tx *queries, window *Snapshot, r *st
 	if r.State == Held {
 		return "", taken{}, nil
 	}
-	if units, err = l.shelf.take(ctx, tx, l.sale, r.Quantity, window.Units); err != nil {
+	if units, err = l.shelf.take(ctx, tx, l.sale, r.Quantity, window.lastUnit()); err != nil {
 		return "", taken{}, err
 	}
 	if units.len() < r.Quantity {

@@ -24,7 +24,7 @@ var (
 	ErrCorrupt         = errors.New("the rows contradict each other")
 
 	errLapsed          = errors.New("a hold lapsed while it was being confirmed")
-	errLoadedElsewhere = errors.New("the units before these are not loaded, or another process loads too")
+	errLoadedElsewhere = errors.New("the units before these are not loaded, another process loads too, or they are wanted no more")
 	errHope            = errors.New("a claim hoped for new buyers and enough units, and must look")
 )
 

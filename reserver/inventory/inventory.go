@@ -33,9 +33,11 @@ type Sale struct {
 	HoldTTL     time.Duration // how long a reservation unlocks checkout
 	MaxPerBuyer int
 	RefuseLate  bool // a payment for a lapsed hold is refunded, even when units are free
-	Suspended   bool
-	Draining    bool  // the object is being deleted: no new holds
-	Generation  int64 // metadata.generation of the spec
+	// ReleaseAtEnd makes holds lapse at the end of the sale, when that comes before their time is over.
+	ReleaseAtEnd bool
+	Suspended    bool
+	Draining     bool  // the object is being deleted: no new holds
+	Generation   int64 // metadata.generation of the spec
 }
 
 // Counts are units by state; Available + Held + Sold is the number of unit rows loaded.
@@ -55,6 +57,19 @@ type Snapshot struct {
 	ClosedAt  time.Time // zero until closed
 	NextLapse time.Time // no live hold expires before this; zero without one
 	announced int       // the events of the sale that were written
+	removed   int64     // unit rows that Shrink took away
+}
+
+// lastUnit is the highest number a unit can have: those of units that were taken away are not used again.
+func (s *Snapshot) lastUnit() int64 { return s.Units + s.removed }
+
+// lapse is when a hold lapses that is granted at the instant now.
+func (s *Snapshot) lapse(now time.Time) time.Time {
+	at := now.Add(s.HoldTTL)
+	if s.ReleaseAtEnd && !s.EndsAt.IsZero() && s.EndsAt.Before(at) {
+		return s.EndsAt
+	}
+	return at
 }
 
 // Gate says whether holds may be granted at an instant, and if not, why.

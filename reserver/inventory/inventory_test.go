@@ -143,6 +143,9 @@ func TestClaimScansAreServedByTheirIndex(t *testing.T) {
 		{"fresh units", inventory.FreshUnitsSQL, "PRIMARY", []any{key, 1, 5001, 64}},
 		{"returned units", inventory.ReturnedUnitsSQL, "PRIMARY", []any{key, 64}},
 		{"sweep", inventory.WavesSQL, "PRIMARY", []any{key}},
+		{"waves of live holds", inventory.LiveWavesSQL, "PRIMARY", []any{key, time.Now()}},
+		{"the highest fresh unit", inventory.HighestFreshSQL, "PRIMARY", []any{key, 1 << 31}},
+		{"the last fresh units", inventory.LastFreshSQL, "PRIMARY", []any{key, 4000, 4500}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			key, extra := explain(t, store, tt.query, tt.args...)
@@ -874,6 +877,7 @@ func TestAuditFindsBrokenRows(t *testing.T) {
 		{"sold unit listed as returned", "INSERT INTO flashsale_returned SELECT u.sale_id, u.unit_no FROM flashsale_unit u JOIN flashsale_reservation r USING (sale_id, reservation_id) WHERE r.state = 2", "I1"},
 		{"fresh unit listed as returned", "INSERT INTO flashsale_returned SELECT sale_id, 5 FROM flashsale_sale", "I1"},
 		{"more units than declared", "UPDATE flashsale_sale SET units = 1", "I3"},
+		{"more units missing than were taken away", "UPDATE flashsale_sale SET removed = removed + 1", "I1"},
 		{"unit row missing", "DELETE FROM flashsale_unit WHERE unit_no = 2", "I1"},
 		{"returned unit forgotten", "DELETE FROM flashsale_returned", "I1"},
 		{"hold outlives its time", "UPDATE flashsale_reservation SET expires_at = expires_at - INTERVAL 1 HOUR WHERE state = 1", "I4"},

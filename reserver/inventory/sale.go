@@ -21,7 +21,7 @@ const (
 // Register writes the sale's spec, unless a newer generation was written before: a manager that was paused and still
 // believes it leads changes nothing. It waits for claims in flight, so that none is granted under the old spec once it
 // has returned. What has happened cannot be edited away: the start of a sale that has opened stays, and an end lies at
-// this moment at the earliest.
+// this moment at the earliest. Of units it only makes more; to make fewer, they have to be taken away, by Shrink.
 func (s *Store) Register(ctx context.Context, sale Sale) error {
 	return s.settle(ctx, "register", func(tx *queries) error { return register(ctx, tx, sale) })
 }
@@ -38,11 +38,11 @@ func register(ctx context.Context, tx *queries, sale Sale) error {
 		return err
 	}
 	_, err = tx.run(ctx, `INSERT INTO flashsale_sale
-		(sale_id, name, sku, units, starts_at, ends_at, hold_ttl_us, max_per_buyer, highest_limit, refuse_late, suspended, draining, generation)
-		VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)
+		(sale_id, name, sku, units, starts_at, ends_at, hold_ttl_us, max_per_buyer, highest_limit, refuse_late, release_at_end, suspended, draining, generation)
+		VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)
 		ON DUPLICATE KEY UPDATE
 		sku = IF(generation <= VALUES(generation), VALUES(sku), sku),
-		units = IF(generation <= VALUES(generation), VALUES(units), units),
+		units = IF(generation <= VALUES(generation), GREATEST(units, VALUES(units)), units),
 		ends_at = IF(generation > VALUES(generation), ends_at, IF(loaded_at IS NULL OR starts_at > UTC_TIMESTAMP(6), VALUES(ends_at),
 			GREATEST(VALUES(ends_at), LEAST(UTC_TIMESTAMP(6), COALESCE(ends_at, UTC_TIMESTAMP(6)))))),
 		starts_at = IF(generation > VALUES(generation) OR loaded_at IS NOT NULL AND starts_at <= UTC_TIMESTAMP(6), starts_at, VALUES(starts_at)),
@@ -50,11 +50,12 @@ func register(ctx context.Context, tx *queries, sale Sale) error {
 		max_per_buyer = IF(generation <= VALUES(generation), VALUES(max_per_buyer), max_per_buyer),
 		highest_limit = GREATEST(highest_limit, max_per_buyer),
 		refuse_late = IF(generation <= VALUES(generation), VALUES(refuse_late), refuse_late),
+		release_at_end = IF(generation <= VALUES(generation), VALUES(release_at_end), release_at_end),
 		suspended = IF(generation <= VALUES(generation), VALUES(suspended), suspended),
 		draining = draining OR VALUES(draining),
 		generation = GREATEST(generation, VALUES(generation))`,
 		id(sale.ID), sale.Name, sale.SKU, sale.Units, sale.StartsAt.UTC(), nullTime(sale.EndsAt), sale.HoldTTL.Microseconds(),
-		sale.MaxPerBuyer, sale.MaxPerBuyer, sale.RefuseLate, sale.Suspended, sale.Draining, sale.Generation)
+		sale.MaxPerBuyer, sale.MaxPerBuyer, sale.RefuseLate, sale.ReleaseAtEnd, sale.Suspended, sale.Draining, sale.Generation)
 	if err != nil {
 		return fmt.Errorf("registering the sale: %w", err)
 	}
@@ -82,14 +83,14 @@ func (s *Store) Load(ctx context.Context, sale uuid.UUID, progress func(loaded, 
 	for conflicts := 0; ; {
 		before := loaded
 		batch, cancel := context.WithTimeout(context.WithoutCancel(ctx), batchTimeout)
-		var units int64
-		loaded, units, err = s.loading(batch, sale)
+		var units, removed int64
+		loaded, units, removed, err = s.loading(batch, sale)
 		if err == nil && progress != nil && loaded > before {
 			progress(loaded, units)
 		}
 		more := err == nil && loaded < units && ctx.Err() == nil
 		if more {
-			err = s.loadStripes(batch, sale, loaded, units)
+			err = s.loadStripes(batch, sale, loaded+removed, units+removed)
 		}
 		cancel()
 		if !more {
@@ -113,36 +114,36 @@ func (s *Store) Load(ctx context.Context, sale uuid.UUID, progress func(loaded, 
 	}
 }
 
-// loading says how many units are loaded of how many, and records it when those are all.
-func (s *Store) loading(ctx context.Context, sale uuid.UUID) (loaded, units int64, err error) {
+// loading says how many units are loaded of how many, and how many were taken away, and records it when all are loaded.
+func (s *Store) loading(ctx context.Context, sale uuid.UUID) (loaded, units, removed int64, err error) {
 	err = s.settle(ctx, "load", func(tx *queries) error {
-		err := tx.row(ctx, `SELECT t.available, s.units FROM flashsale_sale s JOIN flashsale_tally t ON t.sale_id = s.sale_id AND t.line = 'load'
-			WHERE s.sale_id = ?`, id(sale)).Scan(&loaded, &units)
+		err := tx.row(ctx, `SELECT t.available, s.units, s.removed FROM flashsale_sale s JOIN flashsale_tally t ON t.sale_id = s.sale_id AND t.line = 'load'
+			WHERE s.sale_id = ?`, id(sale)).Scan(&loaded, &units, &removed)
 		if errors.Is(err, sql.ErrNoRows) {
 			return ErrNoSale
 		}
 		if err != nil {
 			return fmt.Errorf("reading how many units are loaded: %w", err)
 		}
-		if loaded < units {
+		if loaded -= removed; loaded < units {
 			return nil
 		}
 		return tx.change(ctx, changing(anyRows, "recording that loading ended",
 			"UPDATE flashsale_sale SET loaded_at = UTC_TIMESTAMP(6) WHERE sale_id = ? AND units <= ? AND loaded_at IS NULL", id(sale), loaded))
 	})
-	return loaded, units, err
+	return loaded, units, removed, err
 }
 
 // loadStripes inserts the next units in a few transactions side by side, each of which counts its units and commits after the
-// one before.
-func (s *Store) loadStripes(ctx context.Context, sale uuid.UUID, loaded, units int64) error {
+// one before. Their numbers go from the one after counted to last.
+func (s *Store) loadStripes(ctx context.Context, sale uuid.UUID, counted, last int64) error {
 	var wg sync.WaitGroup
 	var failed [loadStripes]error
 	committed := make(chan struct{})
 	close(committed) // what comes before the first is
 	for i := range loadStripes {
-		first := loaded + int64(i)*loadBatch + 1
-		last := min(first+loadBatch-1, units)
+		first := counted + int64(i)*loadBatch + 1
+		last := min(first+loadBatch-1, last)
 		if first > last {
 			break
 		}
@@ -157,12 +158,32 @@ func (s *Store) loadStripes(ctx context.Context, sale uuid.UUID, loaded, units i
 				<-before
 				count := changing(1, "counting unit rows", "UPDATE flashsale_tally SET available = ? WHERE sale_id = ? AND line = 'load' AND available = ?", last, id(sale), first-1)
 				count.wrong = errLoadedElsewhere
-				return tx.change(ctx, count)
+				if err := tx.change(ctx, count); err != nil {
+					return err
+				}
+				return stillWanted(ctx, tx, sale, last)
 			})
 		})
 	}
 	wg.Wait()
 	return cmp.Or(failed[:]...)
+}
+
+// stillWanted fails when a unit of this number is not for sale any more. The caller has the loader's count locked, as Shrink has when
+// it makes fewer.
+func stillWanted(ctx context.Context, tx *queries, sale uuid.UUID, unit int64) error {
+	var last int64
+	err := tx.row(ctx, "SELECT units + removed FROM flashsale_sale WHERE sale_id = ?", id(sale)).Scan(&last)
+	if errors.Is(err, sql.ErrNoRows) {
+		return ErrNoSale
+	}
+	if err != nil {
+		return fmt.Errorf("reading how many units are wanted: %w", err)
+	}
+	if unit > last {
+		return errLoadedElsewhere
+	}
+	return nil
 }
 
 // insertUnits inserts the units first..last. The server counts them out itself, as it joins two lists of numbers: to parse
@@ -183,8 +204,8 @@ func insertUnits(sale uuid.UUID, first, last int64) string {
 	return v.String()
 }
 
-const snapshotSQL = `SELECT s.name, s.sku, s.units, s.starts_at, s.ends_at, s.hold_ttl_us, s.max_per_buyer, s.refuse_late, s.suspended, s.draining,
-	s.generation, s.loaded_at, s.closed_at, s.announced, UTC_TIMESTAMP(6), t.available, t.held, t.sold, t.loaded,
+const snapshotSQL = `SELECT s.name, s.sku, s.units, s.starts_at, s.ends_at, s.hold_ttl_us, s.max_per_buyer, s.refuse_late, s.release_at_end, s.suspended, s.draining,
+	s.generation, s.loaded_at, s.closed_at, s.announced, s.removed, UTC_TIMESTAMP(6), t.available, t.held, t.sold, t.loaded,
 	(SELECT MIN(lapses_at) FROM flashsale_wave WHERE sale_id = ?)
 	FROM flashsale_sale s JOIN (
 		SELECT COALESCE(SUM(available), 0) AS available, COALESCE(SUM(held), 0) AS held, COALESCE(SUM(sold), 0) AS sold,
@@ -202,8 +223,8 @@ func readSnapshot(ctx context.Context, q *queries, sale uuid.UUID) (*Snapshot, e
 	var ends, loadedAt, closedAt, lapse sql.NullTime
 	var ttl int64
 	err := q.row(ctx, snapshotSQL, id(sale), id(sale), id(sale)).Scan(&snap.Name, &snap.SKU, &snap.Units, &snap.StartsAt, &ends, &ttl,
-		&snap.MaxPerBuyer, &snap.RefuseLate, &snap.Suspended, &snap.Draining, &snap.Generation, &loadedAt, &closedAt, &snap.announced, &snap.Now,
-		&snap.Available, &snap.Held, &snap.Sold, &snap.Loaded, &lapse)
+		&snap.MaxPerBuyer, &snap.RefuseLate, &snap.ReleaseAtEnd, &snap.Suspended, &snap.Draining, &snap.Generation, &loadedAt, &closedAt, &snap.announced, &snap.removed,
+		&snap.Now, &snap.Available, &snap.Held, &snap.Sold, &snap.Loaded, &lapse)
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil, ErrNoSale
 	}
@@ -212,6 +233,7 @@ func readSnapshot(ctx context.Context, q *queries, sale uuid.UUID) (*Snapshot, e
 	}
 	snap.EndsAt, snap.LoadedAt, snap.ClosedAt, snap.NextLapse = ends.Time, loadedAt.Time, closedAt.Time, lapse.Time
 	snap.HoldTTL = time.Duration(ttl) * time.Microsecond
+	snap.Loaded -= snap.removed
 	if snap.Held == 0 { // a wave of holds that ended otherwise
 		snap.NextLapse = time.Time{}
 	}

@@ -19,6 +19,8 @@ CREATE TABLE IF NOT EXISTS flashsale_sale (
   loaded_at     DATETIME(6)     NULL     COMMENT 'when the last unit row was in',
   closed_at     DATETIME(6)     NULL,
   announced     TINYINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'events written: bit 0 opened, bit 1 sold out, bit 2 closed',
+  removed       INT UNSIGNED    NOT NULL DEFAULT 0 COMMENT 'unit rows taken away by Shrink; unit numbers are not used again',
+  release_at_end BOOLEAN        NOT NULL DEFAULT FALSE COMMENT 'holds lapse at the end of the sale, when that comes before their time is over',
   PRIMARY KEY (sale_id)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
 
@@ -112,7 +114,8 @@ CREATE TABLE IF NOT EXISTS flashsale_outbox (
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
 
 -- Exact running counts without a hot row: each writer adds to its own row, inside the transaction that moves the units.
--- The sum over a sale's rows is the truth at that commit. The row of line 'load' counts the unit rows ever inserted; that of 'repair' is what `reserver repair` added.
+-- The sum over a sale's rows is the truth at that commit. The row of line 'load' counts the unit rows ever inserted;
+-- that of 'shrink' takes off those that were taken away, and that of 'repair' is what `reserver repair` added.
 CREATE TABLE IF NOT EXISTS flashsale_tally (
   sale_id   BINARY(16) NOT NULL,
   line      VARCHAR(128) CHARACTER SET ascii NOT NULL,
@@ -122,6 +125,13 @@ CREATE TABLE IF NOT EXISTS flashsale_tally (
   next_unit INT UNSIGNED NOT NULL DEFAULT 1 COMMENT 'where the line looks for fresh units next; a hint, never a truth',
   PRIMARY KEY (sale_id, line)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
+
+-- What tables of version 1 lack. MySQL cannot say IF NOT EXISTS of a column: that it is there is an error here, which Migrate
+-- takes for success. A change of a table waits until nobody reads it, and all others wait behind it: an audit may read for minutes,
+-- so it must not wait for long.
+SET SESSION lock_wait_timeout = 3;
+ALTER TABLE flashsale_sale ADD COLUMN removed INT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'unit rows taken away by Shrink; unit numbers are not used again';
+ALTER TABLE flashsale_sale ADD COLUMN release_at_end BOOLEAN NOT NULL DEFAULT FALSE COMMENT 'holds lapse at the end of the sale, when that comes before their time is over';
 
 CREATE TABLE IF NOT EXISTS flashsale_schema (
   version    INT UNSIGNED NOT NULL,

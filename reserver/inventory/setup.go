@@ -21,7 +21,7 @@ import (
 var schemaSQL string
 
 // schemaVersion is raised with every change of schema.sql.
-const schemaVersion = 1
+const schemaVersion = 2
 
 // Options of Open.
 type Options struct {
@@ -200,7 +200,9 @@ func (s *Store) Migrate(ctx context.Context) error {
 		_, _ = conn.ExecContext(context.WithoutCancel(ctx), "DO RELEASE_LOCK(CONCAT('flashsale.migrate.', LEFT(SHA2(DATABASE(), 256), 32)))")
 	}()
 	for _, statement := range statements(schemaSQL) {
-		if _, err := conn.ExecContext(ctx, statement); err != nil {
+		_, err := conn.ExecContext(ctx, statement)
+		var my *mysql.MySQLError
+		if err != nil && !(errors.As(err, &my) && my.Number == 1060) { // ER_DUP_FIELDNAME: the column was added before
 			return AsSetupError(fmt.Errorf("creating tables: %w", err))
 		}
 	}

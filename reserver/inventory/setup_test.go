@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -91,6 +92,70 @@ func TestASchemaOfANewerVersionIsLeftAlone(t *testing.T) {
 	if _, _, reason := setUp(t, dsn); reason != inventory.ReasonNewerSchema {
 		t.Errorf("reason %q", reason)
 	}
+}
+
+// Tables of version 1 get what they lack, also when the migration was killed half-way before, or is run by several.
+func TestMigrationOfVersion1(t *testing.T) {
+	for _, lacking := range [][]string{{"removed", "release_at_end"}, {"release_at_end"}, {}} {
+		dsn := testmysql.DSN(t)
+		store, _, reason := setUp(t, dsn)
+		if reason != "" {
+			t.Fatal(reason)
+		}
+		sale := testmysql.Sale(10).In(t, store)
+		held := claimOne(t, store, sale, "a", 1).Reservation
+		queries := []string{"DELETE FROM flashsale_schema", "INSERT INTO flashsale_schema VALUES (1, UTC_TIMESTAMP(6))"}
+		for _, column := range lacking {
+			queries = append(queries, "ALTER TABLE flashsale_sale DROP COLUMN "+column)
+		}
+		for _, q := range queries {
+			if _, err := store.DB().ExecContext(ctx, q); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() {
+				if _, err := testmysql.Open(t, dsn).Setup(ctx); err != nil {
+					t.Errorf("lacking %v: %v", lacking, err)
+				}
+			})
+		}
+		wg.Wait()
+		confirmAs(t, store, sale, held, "pay", inventory.Confirmed)
+		if snap := resize(t, store, &sale, 3); snap.Units != 3 || snap.Available != 2 || snap.ReleaseAtEnd {
+			t.Errorf("lacking %v: %+v", lacking, snap)
+		}
+	}
+}
+
+// A change of a table must not queue for long behind who reads it, with the claims behind it.
+func TestMigrationDoesNotWaitForLong(t *testing.T) {
+	dsn := testmysql.DSN(t)
+	store, _, _ := setUp(t, dsn)
+	sale := testmysql.Sale(10).In(t, store)
+	for _, q := range []string{"UPDATE flashsale_schema SET version = 1", "ALTER TABLE flashsale_sale DROP COLUMN release_at_end"} {
+		if _, err := store.DB().ExecContext(ctx, q); err != nil {
+			t.Fatal(err)
+		}
+	}
+	audit, err := store.DB().BeginTx(ctx, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = audit.Rollback() }()
+	scan(t, audit, "SELECT name FROM flashsale_sale")
+	began := time.Now()
+	if _, _, reason := setUp(t, dsn); reason != inventory.ReasonDatabaseError || time.Since(began) > 10*time.Second {
+		t.Errorf("after %v: reason %q", time.Since(began), reason)
+	}
+	if err := audit.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, reason := setUp(t, dsn); reason != "" {
+		t.Errorf("reason %q", reason)
+	}
+	wantOutcome(t, claimOne(t, store, sale, "a", 1), inventory.OutcomeHeld)
 }
 
 // A server that takes SKIP LOCKED and locks nothing, as TiDB does: a proxy blanks the words out of the statements.

@@ -38,7 +38,7 @@ type taken struct {
 func (t taken) len() int     { return len(t.returned) + len(t.fresh) }
 func (t taken) all() []int64 { return slices.Concat(t.returned, t.fresh) }
 
-// take locks up to wanted available units of the sale's units 1..last.
+// take locks up to wanted available units of the sale's, which have the numbers 1..last.
 func (s *shelf) take(ctx context.Context, tx *queries, sale uuid.UUID, wanted int, last int64) (t taken, err error) {
 	if s.line.next == 0 {
 		if err := s.findStart(ctx, tx, sale); err != nil {
@@ -144,7 +144,7 @@ func (s *shelf) short(ctx context.Context, tx *queries, sale uuid.UUID, found in
 // it does not find: a rollback, or a process that died, left them behind its start. Before, they may just be locked.
 func (s *shelf) lookBehind(snap *Snapshot, found int64) {
 	switch {
-	case s.next <= snap.Loaded: // there is more to look at ahead
+	case s.next <= snap.Loaded+snap.removed: // there is more to look at ahead
 	case snap.Available <= found:
 		s.line.missingSince = time.Time{}
 	case s.line.missingSince.IsZero():
@@ -181,18 +181,27 @@ func (t taken) give(sale uuid.UUID, owners []*Reservation) []change {
 	}
 	v.text(") WHERE sale_id = ").bytes(id(sale)).text(" AND unit_no").text(where.String())
 	changes := []change{changing(n, "giving units", v.String())}
-	var back [][]byte
+	var back []int64
 	for _, u := range t.returned {
 		if owner[u] != nil {
-			back = append(back, binary.BigEndian.AppendUint32(nil, uint32(u)))
+			back = append(back, u)
 		}
 	}
 	if len(back) > 0 {
-		v = newValues("DELETE r FROM ").keys(back).text(" STRAIGHT_JOIN flashsale_returned AS r FORCE INDEX (PRIMARY) ON r.sale_id = ").bytes(id(sale)).
-			text(" AND r.unit_no = CAST(CONV(v.`key`, 16, 10) AS UNSIGNED)")
-		changes = append(changes, changing(len(back), "taking returned units", v.String()))
+		changes = append(changes, deleteUnits("taking returned units", "flashsale_returned", sale, back))
 	}
 	return changes
+}
+
+// deleteUnits deletes the rows of units from a table, each looked up.
+func deleteUnits(doing, table string, sale uuid.UUID, units []int64) change {
+	keys := make([][]byte, len(units))
+	for i, u := range units {
+		keys[i] = binary.BigEndian.AppendUint32(nil, uint32(u))
+	}
+	v := newValues("DELETE u FROM ").keys(keys).text(" STRAIGHT_JOIN ").text(table).text(" AS u FORCE INDEX (PRIMARY) ON u.sale_id = ").bytes(id(sale)).
+		text(" AND u.unit_no = CAST(CONV(v.`key`, 16, 10) AS UNSIGNED)")
+	return changing(len(units), doing, v.String())
 }
 
 // disown makes the rows of units that a reservation gave back stop naming it, for it comes to life again with others.

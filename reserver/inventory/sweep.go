@@ -3,6 +3,7 @@ package inventory
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"time"
 
@@ -13,8 +14,15 @@ import (
 const WavesSQL = `SELECT lapses_at, wave_id, reservation_ids FROM flashsale_wave
 	WHERE sale_id = ? AND lapses_at <= UTC_TIMESTAMP(6) ORDER BY lapses_at, wave_id LIMIT 16 FOR UPDATE SKIP LOCKED`
 
+// LiveWavesSQL finds the others.
+const LiveWavesSQL = `SELECT lapses_at, wave_id, reservation_ids FROM flashsale_wave
+	WHERE sale_id = ? AND lapses_at > ? ORDER BY lapses_at, wave_id LIMIT 16 FOR UPDATE SKIP LOCKED`
+
 // sweepUnits is how many units one transaction gives back, or those of one wave.
 const sweepUnits = 10_000
+
+// endBatch is how many holds one transaction of EndHolds ends, about.
+const endBatch = 4_000
 
 // wave is a row of flashsale_wave.
 type wave struct {
@@ -42,7 +50,7 @@ func (s *Store) Sweep(ctx context.Context, sale uuid.UUID, line string, limit in
 }
 
 func sweep(ctx context.Context, tx *queries, sale uuid.UUID, line string, limit int) (expired []*Reservation, dropped int, err error) {
-	waves, err := takeWaves(ctx, tx, sale, limit)
+	waves, err := takeWaves(ctx, tx, limit, WavesSQL, id(sale))
 	if err != nil || len(waves) == 0 {
 		return nil, 0, err
 	}
@@ -63,8 +71,8 @@ func sweep(ctx context.Context, tx *queries, sale uuid.UUID, line string, limit 
 	return expired, dropped, tx.change(ctx, changes...)
 }
 
-// takeWaves locks the oldest waves, until they have limit holds.
-func takeWaves(ctx context.Context, tx *queries, sale uuid.UUID, limit int) ([]wave, error) {
+// takeWaves locks the first waves of a query, until they have limit holds.
+func takeWaves(ctx context.Context, tx *queries, limit int, query string, args ...any) ([]wave, error) {
 	var waves []wave
 	holds := 0
 	err := tx.each(ctx, func(rows *sql.Rows) error {
@@ -79,9 +87,9 @@ func takeWaves(ctx context.Context, tx *queries, sale uuid.UUID, limit int) ([]w
 			waves = append(waves, w)
 		}
 		return nil
-	}, WavesSQL, id(sale))
+	}, query, args...)
 	if err != nil {
-		return nil, fmt.Errorf("finding lapsed holds: %w", err)
+		return nil, fmt.Errorf("finding waves of holds: %w", err)
 	}
 	return waves, nil
 }
@@ -134,6 +142,13 @@ func lockLapsed(ctx context.Context, tx *queries, sale uuid.UUID, waves []wave) 
 	return lapsed, left, nil
 }
 
+// writeWave records holds that lapse together.
+func writeWave(sale uuid.UUID, lapsesAt time.Time, holds []*Reservation) change {
+	v := newValues("INSERT INTO flashsale_wave (sale_id, lapses_at, wave_id, reservation_ids) VALUES (").
+		bytes(id(sale)).comma().time(lapsesAt).comma().bytes(id(uuid.Must(uuid.NewV7()))).comma().bytes(joinIDs(holds)).text(")")
+	return changing(1, "recording when holds lapse", v.String())
+}
+
 // dropWaves deletes waves, but keeps what is left of them; it says how many it deletes.
 func dropWaves(sale uuid.UUID, waves []wave, left map[uuid.UUID]bool) (changes []change, dropped int) {
 	for _, w := range waves {
@@ -151,4 +166,68 @@ func dropWaves(sale uuid.UUID, waves []wave, left map[uuid.UUID]bool) (changes [
 		}
 	}
 	return changes, dropped
+}
+
+// EndHolds makes the live holds of a sale that is over, or draining, lapse now, if the sale's holds end with it: the end came
+// earlier than they were told. Sweeps give them back as any others. A confirmation in flight wins, or finds that its hold has lapsed.
+// A sale that goes on is ErrNotOver. ErrBusy means that holds stayed locked by others for too long: ask again.
+func (s *Store) EndHolds(ctx context.Context, sale uuid.UUID) error {
+	giveUp := time.Now().Add(claimPatience)
+	for rounds := 1; ; rounds++ {
+		var progress, left bool
+		err := s.settle(ctx, "end holds", func(tx *queries) (err error) {
+			progress, left, err = endHolds(ctx, tx, sale)
+			return err
+		})
+		switch {
+		case err != nil || !left:
+			return err
+		case progress:
+			giveUp, rounds = time.Now().Add(claimPatience), 0
+		case time.Now().After(giveUp) || !pause(ctx, min(rounds, 4)):
+			return ErrBusy
+		}
+	}
+}
+
+// endHolds ends those of the next waves; left says that there may be others.
+func endHolds(ctx context.Context, tx *queries, sale uuid.UUID) (progress, left bool, err error) {
+	var window Snapshot
+	var now time.Time // with the sale's row locked: nobody moves the end, and no hold is granted
+	err = tx.read(ctx, windowRead(sale, &window), oneRow([]any{&now}, "SELECT UTC_TIMESTAMP(6)"))
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return false, false, ErrNoSale
+	case err != nil:
+		return false, false, fmt.Errorf("reading the sale: %w", err)
+	case window.Gate(now) != GateClosed:
+		return false, false, ErrNotOver
+	case !window.ReleaseAtEnd:
+		return false, false, nil
+	}
+	waves, err := takeWaves(ctx, tx, endBatch, LiveWavesSQL, id(sale), now)
+	if err != nil {
+		return false, false, err
+	}
+	if len(waves) == 0 { // or they are locked
+		err := tx.row(ctx, "SELECT EXISTS (SELECT 1 FROM flashsale_wave WHERE sale_id = ? AND lapses_at > ?)", id(sale), now).Scan(&left)
+		if err != nil {
+			return false, false, fmt.Errorf("looking for waves of holds: %w", err)
+		}
+		return false, left, nil
+	}
+	holds, locked, err := lockLapsed(ctx, tx, sale, waves)
+	if err != nil {
+		return false, false, err
+	}
+	changes, dropped := dropWaves(sale, waves, locked)
+	if len(holds) > 0 {
+		v := newValues("UPDATE flashsale_reservation FORCE INDEX (PRIMARY) SET expires_at = ").time(now).text(" WHERE sale_id = ").
+			bytes(id(sale)).text(" AND state = 1 AND expires_at > ").time(now).text(" AND reservation_id IN (")
+		for i, r := range holds {
+			v.next(i).bytes(id(r.ID))
+		}
+		changes = append(changes, changing(len(holds), "ending holds", v.text(")").String()), writeWave(sale, now, holds))
+	}
+	return len(holds) > 0 || dropped > 0, true, tx.change(ctx, changes...)
 }

@@ -35,6 +35,7 @@ deploy: ## Install the operator into the current cluster: make deploy IMG=regist
 
 .PHONY: undeploy
 undeploy: ## Remove the operator (delete the FlashSales first: their finalizer needs it)
+	@left=$$(kubectl get flashsales --all-namespaces --ignore-not-found -o name 2>/dev/null | wc -l); [[ $$left == 0 ]] || { echo "undeploy: $$left FlashSales are left. Delete them first, so that they drain: kubectl delete flashsales --all -n NAMESPACE" >&2; exit 1; }
 	kubectl delete --ignore-not-found -k config/default
 
 ##@ For contributors
@@ -47,7 +48,8 @@ help: ## Show this
 test: ## Run all tests but the end-to-end ones, on a real MySQL and a real API server
 	@assets=$$(hack/envtest.sh); dsn=$$($(MYSQL_SH) up); FLASHSALE_MYSQL_DSN=$$dsn KUBEBUILDER_ASSETS=$$assets \
 	  go test -race -timeout 20m $(GOTESTFLAGS) $$(go list $(PACKAGES) | grep -v /test/e2e); \
-	  go -C hack/proof test -timeout 20m -count=1 $(GOTESTFLAGS) ./...
+	  go -C hack/proof test -timeout 20m -count=1 $(GOTESTFLAGS) ./...; \
+	  go -C hack/gitops test -count=1 $(GOTESTFLAGS) ./...
 
 .PHONY: test-mariadb
 test-mariadb: ## Run the tests of the inventory on MariaDB
@@ -89,6 +91,7 @@ lint: $(GOLANGCI_LINT) ## Run the linters
 	$(GOLANGCI_LINT) run
 	cd hack/proof && $(GOLANGCI_LINT) run -c $(CURDIR)/.golangci.yml ./...
 	cd hack/bench && $(GOLANGCI_LINT) run -c $(CURDIR)/.golangci.yml ./...
+	cd hack/gitops && $(GOLANGCI_LINT) run -c $(CURDIR)/.golangci.yml ./...
 
 .PHONY: build
 build: ## Build the static binaries into dist/
@@ -112,6 +115,7 @@ verify: generate manifests ## Check that what is generated, and go.mod, are up t
 	go mod tidy
 	go -C hack/proof mod tidy
 	go -C hack/bench mod tidy
+	go -C hack/gitops mod tidy
 	@[[ -z "$$(git status --porcelain)" ]] || { git status --short; git --no-pager diff | head -50; echo 'verify: the tree has changes. Commit yours; those above that you did not make are of "make generate manifests" or "go mod tidy"' >&2; exit 1; }
 
 .PHONY: mysql-up mysql-down cluster-up cluster-down

@@ -289,9 +289,7 @@ func TestCaseK22(t *testing.T) {
 	sale := w.makeSale("k22", 3, -time.Second).Policy(sales.DeletionDelete).In(w)
 	w.waitFor(sale, sales.PhaseLive)
 	admin := testmysql.Admin(t)
-	_, name, _ := strings.Cut(w.dsn, "/")
-	name, _, _ = strings.Cut(name, "?")
-	for _, q := range []string{"DROP DATABASE " + name, "CREATE DATABASE " + name} {
+	for _, q := range []string{"DROP DATABASE " + w.database(), "CREATE DATABASE " + w.database()} {
 		if _, err := admin.ExecContext(ctx, q); err != nil {
 			t.Fatal(err)
 		}

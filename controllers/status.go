@@ -107,7 +107,7 @@ func (s *scope) announce(ctx context.Context, before sales.FlashSaleStatus) {
 		old, new := meta.FindStatusCondition(before.Conditions, kind), meta.FindStatusCondition(now.Conditions, kind)
 		switch {
 		case new == nil || old == nil && new.Reason == sales.ReasonReachable || old == nil && new.Reason == sales.ReasonAvailable || old != nil && old.Status == new.Status && old.Reason == new.Reason:
-		case new.Reason == inventory.ReasonNotDurable:
+		case new.Reason == inventory.ReasonNotDurable, new.Reason == sales.ReasonClockSkew:
 			event(corev1.EventTypeWarning, new.Reason, "Check", new.Message)
 		case new.Status == metav1.ConditionTrue:
 			event(corev1.EventTypeNormal, new.Reason, "Recover", new.Message)

@@ -71,7 +71,7 @@ func (s sale) unavailable() *Fault {
 // unitsInUse says why there are more units than the spec wants. Holds may lapse; what is sold stays sold.
 func (s sale) unitsInUse() *Fault {
 	sale := s.seen.Sale
-	f := &Fault{Reason: sales.ReasonUnitsInUse, Message: fmt.Sprintf("spec.units is %d, but %d units are held and %d sold: %d stay",
+	f := &Fault{Reason: sales.ReasonUnitsInUse, Message: fmt.Sprintf("spec.units is %d, but %d held and %d sold stay: %d units",
 		s.spec.Units, sale.Held, sale.Sold, sale.Units)}
 	if sale.Sold > int64(s.spec.Units) {
 		f.Person = true

@@ -113,6 +113,9 @@ func Decide(spec sales.FlashSaleSpec, seen Observed, now time.Time) Decision {
 	for _, rule := range rules {
 		if d, hit := rule.decide(s); hit {
 			d.Least, d.Want = s.least(), s.want()
+			if t := s.trouble(d); t != nil && t != s.seen.Fault { // of the database, the rules say more
+				d.Message = t.Message
+			}
 			d.Conditions = s.conditions(d)
 			return d
 		}
@@ -194,7 +197,7 @@ func deleting(s sale) (Decision, bool) {
 func (s sale) drain(why string) Decision {
 	sale := s.seen.Sale
 	d := Decision{Phase: sales.PhaseDraining, Run: true, Wake: wakeLive,
-		Message: fmt.Sprintf("%s; %d units are held and may be paid, the first until %s", why, sale.Held, sale.NextLapse.Format(time.RFC3339))}
+		Message: fmt.Sprintf("%s; %d held can be paid, the first until %s", why, sale.Held, sale.NextLapse.Format(time.RFC3339))}
 	switch {
 	case s.spec.Closing == sales.ClosingRelease && sale.NextLapse.After(s.now):
 		d.Work, d.Message = WorkEndHolds, why+"; live holds are released"
@@ -281,7 +284,7 @@ func closed(s sale) (Decision, bool) {
 		d.Work, d.Run, d.Message = WorkAudit, s.seen.Reservers.Desired > 0, "proving the invariants"
 	case !s.seen.Audit.OK:
 		d.Phase, d.Wake = sales.PhaseFailed, wakeAtMost
-		d.Message = fmt.Sprintf("the final audit found %d checks broken: run \"reserver audit --sale-id %s\" to see the rows", len(s.seen.Audit.Failed()), sale.ID)
+		d.Message = fmt.Sprintf("checks of the final audit that failed: %d. Run \"reserver audit --sale-id %s\" to see the rows", len(s.seen.Audit.Failed()), sale.ID)
 	default:
 		d.Phase = sales.PhaseClosed
 		d.Publish, d.Wake = s.publish()
@@ -352,7 +355,7 @@ func running(s sale) (Decision, bool) {
 		d.Message = fmt.Sprintf("%d of %d reservation pods ready; opens at %s", s.seen.Reservers.Ready, s.want(), start.Format(time.RFC3339))
 		d.Wake = min(max(start.Sub(s.now), time.Millisecond), wakeLive)
 	case sales.PhaseSuspended:
-		d.Message = fmt.Sprintf("suspended; %d units are held and can be paid", sale.Held)
+		d.Message = fmt.Sprintf("suspended: %d available, %d held can be paid, %d sold", sale.Available, sale.Held, sale.Sold)
 	default:
 		d.Message = fmt.Sprintf("%d available, %d held, %d sold", sale.Available, sale.Held, sale.Sold)
 		if !start.Equal(s.spec.StartTime.Truncate(time.Microsecond)) { // the precision of the database

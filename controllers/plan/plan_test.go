@@ -318,8 +318,19 @@ func TestReplicas(t *testing.T) {
 	}
 }
 
-// A window edge is an instant: before it, and at it (cases K17 and K18: a date for a time, and a sale over the change to
-// summer time, in whatever zone a time is written).
+// The window is half open: it holds its start, and not its end.
+func TestCaseK17(t *testing.T) {
+	for at, phase := range map[time.Duration]sales.Phase{
+		-time.Microsecond: sales.PhaseWarming, 0: sales.PhaseLive, 30*time.Minute - time.Microsecond: sales.PhaseLive, 30 * time.Minute: sales.PhaseDraining,
+	} {
+		s := newSale().loaded(1, 0).running(2)
+		if d := Decide(s.spec, s.observed, start.Add(at)); d.Phase != phase {
+			t.Errorf("%v from the start: %s, want %s", at, d.Phase, phase)
+		}
+	}
+}
+
+// A sale right after the change to summer time, in whatever zone its start is written.
 func TestCaseK18(t *testing.T) {
 	berlin, err := time.LoadLocation("Europe/Berlin")
 	if err != nil {

@@ -112,6 +112,13 @@ func (s *Server) register() {
 		units("sold", func(v *admission.View) int64 { return v.Sold }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "flashsale_line_waiting", Help: "Requests that wait for a claim transaction."},
 			func() float64 { return float64(s.claims.Waiting()) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "flashsale_clock_skew_seconds", Help: "By how much the pod's clock is ahead of the database's. Nothing depends on it."},
+			func() float64 {
+				if v := s.watch.View(); v != nil {
+					return v.Arrived.Round(0).Sub(v.Now).Seconds() // without the monotonic clock, which cannot be wrong
+				}
+				return 0
+			}),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "flashsale_view_age_seconds", Help: "Age of what the pod knows of its sale."},
 			func() float64 {
 				if v := s.watch.View(); v != nil {

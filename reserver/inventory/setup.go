@@ -202,7 +202,10 @@ func (s *Store) Migrate(ctx context.Context) error {
 	for _, statement := range statements(schemaSQL) {
 		_, err := conn.ExecContext(ctx, statement)
 		var my *mysql.MySQLError
-		if err != nil && !(errors.As(err, &my) && my.Number == 1060) { // ER_DUP_FIELDNAME: the column was added before
+		if errors.As(err, &my) && my.Number == 1060 { // ER_DUP_FIELDNAME: the column was added before
+			continue
+		}
+		if err != nil {
 			return AsSetupError(fmt.Errorf("creating tables: %w", err))
 		}
 	}

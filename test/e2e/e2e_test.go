@@ -5,6 +5,7 @@ package e2e
 import (
 	"bufio"
 	"bytes"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -209,6 +210,13 @@ func TestCaseK02(t *testing.T) {
 
 // TestMain takes the parts down at the end, unless E2E_KEEP is set.
 func TestMain(m *testing.M) {
+	if order := os.Getenv("E2E_PROBE"); order != "" {
+		if err := beProbe(order); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	code := m.Run()
 	if nodeUsed && os.Getenv("E2E_KEEP") == "" && os.Geteuid() == 0 {
 		cmd := exec.Command("hack/demo/demo.sh", "down")

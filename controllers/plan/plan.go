@@ -314,7 +314,7 @@ func (s sale) tooMany() bool {
 
 func loading(s sale) (Decision, bool) {
 	sale := s.seen.Sale
-	if sale.Loaded >= sale.Units || s.ended() {
+	if sale.Loaded >= sale.Units && !sale.LoadedAt.IsZero() || s.ended() { // a loader may have died before it recorded the end
 		return Decision{}, false
 	}
 	d := Decision{Phase: sales.PhaseLoading, Work: WorkLoad, Run: s.warm(),

@@ -100,6 +100,7 @@ func TestDecide(t *testing.T) {
 		"a newer writer's row is left alone":             {newSale().loaded(0, 0).with(func(s *seen) { s.observed.Sale.Generation = 7 }), before, "Scheduled rest Scheduled=True"},
 		"registered, it loads":                           {newSale().registered(), before, "Loading load rest Loading=False"},
 		"half loaded, it goes on":                        {newSale().registered().with(func(s *seen) { s.observed.Sale.Loaded = 3 }), before, "Loading load rest Loading=False"},
+		"all units are in, but nobody recorded it":       {newSale().loaded(0, 0).with(func(s *seen) { s.observed.Sale.LoadedAt = time.Time{} }), before, "Loading load rest Loading=False"},
 		"still loading in the warm-up, pods start":       {newSale().registered(), warm, "Loading load run Loading=False"},
 		"loaded, it waits without pods":                  {newSale().loaded(0, 0), before, "Scheduled rest Scheduled=True"},
 		"suspended before the warm-up, it waits as well": {newSale().loaded(0, 0).with(suspend), before, "Scheduled rest Scheduled=True"},

@@ -311,3 +311,65 @@ func TestSummary(t *testing.T) {
 		t.Errorf("%+v; want the first grant at %v, 3 in a second, 2 refunds due", got, first)
 	}
 }
+
+// A sale that was suspended over its start opened when it was resumed, and one that never was resumed did not open.
+func TestOpenedAt(t *testing.T) {
+	store := testmysql.Store(t)
+	const past, future = -time.Hour, time.Hour
+	for _, tt := range []struct {
+		name       string
+		start, end time.Duration // from now; an end of zero means none
+		edits      []bool        // suspended, as registered one after the other
+		want       string        // the start, now, or never
+	}{
+		{"not suspended", past, 0, []bool{false}, "the start"},
+		{"not open yet", future, 0, []bool{false}, "never"},
+		{"suspended from the beginning", past, 0, []bool{true}, "never"},
+		{"suspended, and resumed after the start", past, future, []bool{true, false}, "now"},
+		{"suspended, and resumed before the start", future, 0, []bool{true, false}, "never"},
+		{"suspended after it opened", past, 0, []bool{false, true}, "the start"},
+		{"suspended after it opened, and resumed", past, 0, []bool{false, true, false}, "the start"},
+		{"resumed and suspended again", past, 0, []bool{true, false, true}, "now"},
+		{"resumed after the end", 2 * past, past, []bool{true, false}, "never"},
+		{"suspended after the end", 2 * past, past, []bool{false, true}, "the start"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			sale := testmysql.Sale(1).Window(tt.start, tt.end).Obj()
+			sale.Suspended = tt.edits[0]
+			put(t, store, sale)
+			// It was loaded long ago.
+			if _, err := store.DB().ExecContext(ctx, "UPDATE flashsale_sale SET loaded_at = starts_at WHERE sale_id = ?", sale.ID[:]); err != nil {
+				t.Fatal(err)
+			}
+			before, err := store.Now(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, suspended := range tt.edits[1:] {
+				sale.Suspended = suspended
+				sale.Generation++
+				if err := store.Register(ctx, sale); err != nil {
+					t.Fatal(err)
+				}
+			}
+			snap, err := store.Snapshot(ctx, sale.ID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			opened := snap.OpenedAt()
+			got := "now"
+			switch {
+			case opened.IsZero():
+				got = "never"
+			case opened.Equal(snap.StartsAt):
+				got = "the start"
+			case opened.Before(before) || opened.After(snap.Now):
+				got = opened.String()
+			}
+			if got != tt.want {
+				t.Errorf("opened %s, want %s; %+v", got, tt.want, snap)
+			}
+		})
+	}
+}

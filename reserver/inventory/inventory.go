@@ -56,6 +56,7 @@ type Snapshot struct {
 	LoadedAt  time.Time // when the last one was in; zero while loading
 	ClosedAt  time.Time // zero until closed
 	NextLapse time.Time // no live hold expires before this; zero without one
+	openedAt  time.Time // see OpenedAt; zero for most
 	announced int       // the events of the sale that were written
 	removed   int64     // unit rows that Shrink took away
 }
@@ -96,8 +97,12 @@ func (s *Snapshot) Gate(now time.Time) Gate {
 	return GateOpen
 }
 
-// OpenedAt is when the sale opened: its start, or the end of loading when that came later. Zero before.
+// OpenedAt is when the sale opened: its start, the end of loading when that came later, or its resumption when it was
+// suspended until then. Zero before.
 func (s *Snapshot) OpenedAt() time.Time {
+	if s.Suspended || !s.openedAt.IsZero() {
+		return s.openedAt
+	}
 	opened := s.StartsAt
 	if s.LoadedAt.After(opened) {
 		opened = s.LoadedAt

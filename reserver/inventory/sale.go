@@ -21,7 +21,7 @@ const (
 // Register writes the sale's spec, unless a newer generation was written before: a manager that was paused and still
 // believes it leads changes nothing. It waits for claims in flight, so that none is granted under the old spec once it
 // has returned. What has happened cannot be edited away: the start of a sale that has opened stays, and an end lies at
-// this moment at the earliest. Of units it only makes more; to make fewer, they have to be taken away, by Shrink.
+// this moment at the earliest, and a sale that was suspended until its end was. Of units it only makes more; to make fewer, they have to be taken away, by Shrink.
 func (s *Store) Register(ctx context.Context, sale Sale) error {
 	return s.settle(ctx, "register", func(tx *queries) error { return register(ctx, tx, sale) })
 }
@@ -45,13 +45,16 @@ func register(ctx context.Context, tx *queries, sale Sale) error {
 		units = IF(generation <= VALUES(generation), GREATEST(units, VALUES(units)), units),
 		ends_at = IF(generation > VALUES(generation), ends_at, IF(loaded_at IS NULL OR starts_at > UTC_TIMESTAMP(6), VALUES(ends_at),
 			GREATEST(VALUES(ends_at), LEAST(UTC_TIMESTAMP(6), COALESCE(ends_at, UTC_TIMESTAMP(6)))))),
-		starts_at = IF(generation > VALUES(generation) OR loaded_at IS NOT NULL AND starts_at <= UTC_TIMESTAMP(6), starts_at, VALUES(starts_at)),
+		starts_at = IF(generation > VALUES(generation) OR loaded_at IS NOT NULL AND starts_at <= UTC_TIMESTAMP(6) AND (opened_at IS NOT NULL OR NOT suspended),
+			starts_at, VALUES(starts_at)),
 		hold_ttl_us = IF(generation <= VALUES(generation), VALUES(hold_ttl_us), hold_ttl_us),
 		max_per_buyer = IF(generation <= VALUES(generation), VALUES(max_per_buyer), max_per_buyer),
 		highest_limit = GREATEST(highest_limit, max_per_buyer),
 		refuse_late = IF(generation <= VALUES(generation), VALUES(refuse_late), refuse_late),
 		release_at_end = IF(generation <= VALUES(generation), VALUES(release_at_end), release_at_end),
-		suspended = IF(generation <= VALUES(generation), VALUES(suspended), suspended),
+		opened_at = IF(generation > VALUES(generation) OR opened_at IS NOT NULL OR suspended = VALUES(suspended) OR loaded_at IS NULL OR starts_at > UTC_TIMESTAMP(6),
+			opened_at, IF(NOT suspended, GREATEST(starts_at, loaded_at), IF(ends_at <= UTC_TIMESTAMP(6), NULL, UTC_TIMESTAMP(6)))),
+		suspended = IF(generation > VALUES(generation) OR suspended AND ends_at <= UTC_TIMESTAMP(6), suspended, VALUES(suspended)),
 		draining = draining OR VALUES(draining),
 		generation = GREATEST(generation, VALUES(generation))`,
 		id(sale.ID), sale.Name, sale.SKU, sale.Units, sale.StartsAt.UTC(), nullTime(sale.EndsAt), sale.HoldTTL.Microseconds(),
@@ -205,7 +208,7 @@ func insertUnits(sale uuid.UUID, first, last int64) string {
 }
 
 const snapshotSQL = `SELECT s.name, s.sku, s.units, s.starts_at, s.ends_at, s.hold_ttl_us, s.max_per_buyer, s.refuse_late, s.release_at_end, s.suspended, s.draining,
-	s.generation, s.loaded_at, s.closed_at, s.announced, s.removed, UTC_TIMESTAMP(6), t.available, t.held, t.sold, t.loaded,
+	s.generation, s.loaded_at, s.opened_at, s.closed_at, s.announced, s.removed, UTC_TIMESTAMP(6), t.available, t.held, t.sold, t.loaded,
 	(SELECT MIN(lapses_at) FROM flashsale_wave WHERE sale_id = ?)
 	FROM flashsale_sale s JOIN (
 		SELECT COALESCE(SUM(available), 0) AS available, COALESCE(SUM(held), 0) AS held, COALESCE(SUM(sold), 0) AS sold,
@@ -220,10 +223,10 @@ func (s *Store) Snapshot(ctx context.Context, sale uuid.UUID) (*Snapshot, error)
 
 func readSnapshot(ctx context.Context, q *queries, sale uuid.UUID) (*Snapshot, error) {
 	snap := &Snapshot{Sale: Sale{ID: sale}}
-	var ends, loadedAt, closedAt, lapse sql.NullTime
+	var ends, loadedAt, openedAt, closedAt, lapse sql.NullTime
 	var ttl int64
 	err := q.row(ctx, snapshotSQL, id(sale), id(sale), id(sale)).Scan(&snap.Name, &snap.SKU, &snap.Units, &snap.StartsAt, &ends, &ttl,
-		&snap.MaxPerBuyer, &snap.RefuseLate, &snap.ReleaseAtEnd, &snap.Suspended, &snap.Draining, &snap.Generation, &loadedAt, &closedAt, &snap.announced, &snap.removed,
+		&snap.MaxPerBuyer, &snap.RefuseLate, &snap.ReleaseAtEnd, &snap.Suspended, &snap.Draining, &snap.Generation, &loadedAt, &openedAt, &closedAt, &snap.announced, &snap.removed,
 		&snap.Now, &snap.Available, &snap.Held, &snap.Sold, &snap.Loaded, &lapse)
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil, ErrNoSale
@@ -231,7 +234,7 @@ func readSnapshot(ctx context.Context, q *queries, sale uuid.UUID) (*Snapshot, e
 	if err != nil {
 		return nil, fmt.Errorf("reading the sale: %w", err)
 	}
-	snap.EndsAt, snap.LoadedAt, snap.ClosedAt, snap.NextLapse = ends.Time, loadedAt.Time, closedAt.Time, lapse.Time
+	snap.EndsAt, snap.LoadedAt, snap.openedAt, snap.ClosedAt, snap.NextLapse = ends.Time, loadedAt.Time, openedAt.Time, closedAt.Time, lapse.Time
 	snap.HoldTTL = time.Duration(ttl) * time.Microsecond
 	snap.Loaded -= snap.removed
 	if snap.Held == 0 { // a wave of holds that ended otherwise

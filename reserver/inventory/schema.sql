@@ -17,6 +17,7 @@ CREATE TABLE IF NOT EXISTS flashsale_sale (
   draining      BOOLEAN         NOT NULL DEFAULT FALSE COMMENT 'the object is being deleted: no new holds',
   generation    BIGINT          NOT NULL COMMENT 'metadata.generation of the spec written last; an older one never overwrites it',
   loaded_at     DATETIME(6)     NULL     COMMENT 'when the last unit row was in',
+  opened_at     DATETIME(6)     NULL     COMMENT 'when it opened, of a sale that was suspended or resumed since its start; else that is the later of starts_at and loaded_at',
   closed_at     DATETIME(6)     NULL,
   announced     TINYINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'events written: bit 0 opened, bit 1 sold out, bit 2 closed',
   removed       INT UNSIGNED    NOT NULL DEFAULT 0 COMMENT 'unit rows taken away by Shrink; unit numbers are not used again',
@@ -132,6 +133,7 @@ CREATE TABLE IF NOT EXISTS flashsale_tally (
 SET SESSION lock_wait_timeout = 3;
 ALTER TABLE flashsale_sale ADD COLUMN removed INT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'unit rows taken away by Shrink; unit numbers are not used again';
 ALTER TABLE flashsale_sale ADD COLUMN release_at_end BOOLEAN NOT NULL DEFAULT FALSE COMMENT 'holds lapse at the end of the sale, when that comes before their time is over';
+ALTER TABLE flashsale_sale ADD COLUMN opened_at DATETIME(6) NULL COMMENT 'when it opened, of a sale that was suspended or resumed since its start; else that is the later of starts_at and loaded_at';
 
 CREATE TABLE IF NOT EXISTS flashsale_schema (
   version    INT UNSIGNED NOT NULL,

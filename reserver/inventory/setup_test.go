@@ -96,7 +96,7 @@ func TestASchemaOfANewerVersionIsLeftAlone(t *testing.T) {
 
 // Tables of version 1 get what they lack, also when the migration was killed half-way before, or is run by several.
 func TestMigrationOfVersion1(t *testing.T) {
-	for _, lacking := range [][]string{{"removed", "release_at_end"}, {"release_at_end"}, {}} {
+	for _, lacking := range [][]string{{"removed", "release_at_end", "opened_at"}, {"release_at_end", "opened_at"}, {"opened_at"}, {}} {
 		dsn := testmysql.DSN(t)
 		store, _, reason := setUp(t, dsn)
 		if reason != "" {

@@ -155,7 +155,7 @@ func (s *scope) applyChildren(ctx context.Context) {
 	if failed == nil {
 		return
 	}
-	log.FromContext(ctx).Info("could not bring the children about", "error", failed.Error())
+	log.FromContext(ctx).V(1).Info("could not bring the children about", "error", failed.Error()) // the condition, when it changes, is logged
 	s.seen.ChildFault = childFault(failed)
 	wake := s.decision.Wake
 	s.decide()

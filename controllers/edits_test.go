@@ -169,9 +169,9 @@ func TestPodsFollowTheSpec(t *testing.T) {
 	w.manage()
 	sale := w.makeSale("shape", 5, -time.Second).In(w)
 	w.waitFor(sale, sales.PhaseLive)
-	d, pod := &appsv1.Deployment{}, &corev1.PodSpec{}
+	d := &appsv1.Deployment{}
 	reread := func() *corev1.PodSpec { w.child(d, reserverName(sale)); return &d.Spec.Template.Spec }
-	pod = reread()
+	pod := reread()
 	if *d.Spec.Replicas != 2 || pod.Containers[0].Image != "flashsale:test" || len(pod.TopologySpreadConstraints) != 2 {
 		t.Errorf("%d replicas of %+v", *d.Spec.Replicas, pod)
 	}

@@ -106,7 +106,7 @@ func (r *FlashSaleReconciler) Reconcile(ctx context.Context, request ctrl.Reques
 		if more {
 			s.observe(ctx)
 		}
-		if !more || s.decision.Work == plan.WorkLoad || s.decision.Work == plan.WorkPurge { // other sales have a turn
+		if !more || s.decision.Work.Long() { // other sales have a turn
 			s.decide()
 			break
 		}

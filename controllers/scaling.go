@@ -1,9 +1,9 @@
 package controllers
 
 import (
-	"bytes"
 	"context"
 	"fmt"
+	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
@@ -75,7 +75,7 @@ func (s *scope) scale(ctx context.Context) error {
 func ownsReplicas(fields []metav1.ManagedFieldsEntry) bool {
 	for _, f := range fields {
 		if f.Manager == string(fieldOwner) && f.Operation == metav1.ManagedFieldsOperationApply && f.FieldsV1 != nil {
-			return bytes.Contains(f.FieldsV1.Raw, []byte(`"f:replicas"`))
+			return strings.Contains(f.FieldsV1.GetRawString(), `"f:replicas"`)
 		}
 	}
 	return false

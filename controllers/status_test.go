@@ -583,3 +583,31 @@ func TestSecretsStaySecret(t *testing.T) {
 		}
 	}
 }
+
+// Whoever reads a reason in a condition finds in docs/lifecycle.md what to do.
+func TestEveryReasonIsDocumented(t *testing.T) {
+	text, err := os.ReadFile("../docs/lifecycle.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob("../reserver/inventory/*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	reasons := 0
+	for _, f := range append(files, "../api/v1alpha1/conditions.go") {
+		source, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, found := range regexp.MustCompile(`(?m)^\s+Reason[A-Za-z]+\s+= "(\w+)"`).FindAllSubmatch(source, -1) {
+			reasons++
+			if !bytes.Contains(text, found[1]) {
+				t.Errorf("docs/lifecycle.md does not tell what to do about %s", found[1])
+			}
+		}
+	}
+	if reasons < 40 {
+		t.Errorf("%d reasons were found", reasons)
+	}
+}

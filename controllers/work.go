@@ -26,10 +26,10 @@ func (s *scope) work(ctx context.Context) bool {
 	err := s.step(ctx)
 	logger := log.FromContext(ctx).WithValues("work", s.decision.Work, "seconds", time.Since(began).Seconds())
 	switch {
-	case errors.Is(err, inventory.ErrNotOver): // a buyer came between the look and the close
+	case errors.Is(err, inventory.ErrNotOver), errors.Is(err, inventory.ErrBusy): // a buyer came in between
 		return true
 	case err != nil:
-		logger.Info("could not do the database's part", "error", err.Error())
+		logger.V(1).Info("could not do the database's part", "error", err.Error())
 		s.seen.Fault, s.seen.Sale = faultOf(err), nil
 		s.database.doubt()
 		return false
@@ -39,57 +39,40 @@ func (s *scope) work(ctx context.Context) bool {
 }
 
 func (s *scope) step(ctx context.Context) error {
-	id := saleID(s.sale)
+	id, limit := saleID(s.sale), databaseTimeout
+	switch {
+	case s.decision.Work.Long():
+		limit = workFor
+	case s.decision.Work == plan.WorkAudit:
+		limit = auditFor
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	var err error
 	switch s.decision.Work {
 	case plan.WorkRegister, plan.WorkDrain:
-		ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
-		defer cancel()
-		return s.database.Register(ctx, s.inventorySale(s.decision.Work == plan.WorkDrain))
+		err = s.database.Register(ctx, s.inventorySale(s.decision.Work == plan.WorkDrain))
 	case plan.WorkLoad:
-		return s.inTurns(ctx, func(ctx context.Context) error {
-			_, err := s.database.Load(ctx, id, nil)
-			return err
-		})
+		_, err = s.database.Load(ctx, id, nil)
 	case plan.WorkShrink:
-		ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
-		defer cancel()
-		return s.database.Shrink(ctx, id, int64(s.sale.Spec.Units), s.sale.Generation)
+		err = s.database.Shrink(ctx, id, int64(s.sale.Spec.Units), s.sale.Generation)
 	case plan.WorkEndHolds:
-		ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
-		defer cancel()
-		return s.database.EndHolds(ctx, id)
+		err = s.database.EndHolds(ctx, id)
 	case plan.WorkSweep:
-		ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
-		defer cancel()
-		_, err := s.database.Sweep(ctx, id, "manager", int(s.sale.Spec.Sweep.BatchSize))
-		return err
+		_, err = s.database.Sweep(ctx, id, "manager", int(s.sale.Spec.Sweep.BatchSize))
 	case plan.WorkClose:
-		ctx, cancel := context.WithTimeout(ctx, databaseTimeout)
-		defer cancel()
-		return s.database.CloseSale(ctx, id)
+		err = s.database.CloseSale(ctx, id)
 	case plan.WorkAudit:
-		ctx, cancel := context.WithTimeout(ctx, auditFor)
-		defer cancel()
-		var err error
 		if s.seen.Audit, err = s.database.Audit(ctx, id); err == nil {
 			s.seen.Summary, err = s.database.Summary(ctx, id)
 		}
-		return err
 	case plan.WorkPurge:
-		return s.inTurns(ctx, func(ctx context.Context) error { return s.database.Purge(ctx, id) })
+		err = s.database.Purge(ctx, id)
 	}
-	return nil
-}
-
-// inTurns does a pass's share of long work that stops between two transactions when its time is over, and goes on from
-// there in the next pass.
-func (s *scope) inTurns(ctx context.Context, f func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, workFor)
-	defer cancel()
-	if err := f(ctx); !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
-		return err
+	if s.decision.Work.Long() && ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+		return nil // it stopped between two transactions, and goes on from there in the next pass
 	}
-	return nil
+	return err
 }
 
 // inventorySale is the spec as the reservation pods obey it.

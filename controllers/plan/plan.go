@@ -72,6 +72,9 @@ const (
 	WorkPurge    Work = "purge"    // delete the sale's rows
 )
 
+// Long says that the work may take many passes.
+func (w Work) Long() bool { return w == WorkLoad || w == WorkShrink || w == WorkPurge }
+
 // Decision is what a sale needs now.
 type Decision struct {
 	Phase      sales.Phase

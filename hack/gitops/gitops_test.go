@@ -13,9 +13,10 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/cli-utils/pkg/kstatus/status"
+	"sigs.k8s.io/yaml"
+
 	// Not used here: the version pinned in go.mod is the one whose CRDs the tests of package controllers install.
 	_ "sigs.k8s.io/gateway-api/apis/v1"
-	"sigs.k8s.io/yaml"
 
 	sales "flashsale.dev/operator/api/v1alpha1"
 	"flashsale.dev/operator/test/teststatus"

@@ -468,6 +468,18 @@ func TestWhyPodsAreNotReady(t *testing.T) {
 		if stalled := meta.IsStatusConditionTrue(sale.Status.Conditions, sales.ConditionStalled); stalled != tt.personIsAsked {
 			t.Errorf("%s: stalled is %t", tt.says, stalled)
 		}
+		if tt.reason == sales.ReasonImageUnavailable && !tt.personIsAsked { // it tries again, and for a moment there is nothing to see
+			version := sale.Status.Conditions
+			pod.Status = waiting("ContainerCreating", "")
+			if err := k8s.Status().Update(ctx, pod); err != nil {
+				t.Fatal(err)
+			}
+			w.patch(sale, func() { sale.Spec.HoldTTL.Duration++ }) // so that it is looked at
+			w.seenSpec(sale)
+			if readyReason(sale) != tt.reason || sale.Status.Conditions[0].Message != version[0].Message {
+				t.Errorf("while it tries again: %+v", sale.Status.Conditions[0])
+			}
+		}
 		testmysql.Eventually(t, "an event tells it", func() bool { return strings.Contains(w.events(sale, corev1.EventTypeWarning)[tt.reason], tt.says) })
 		if err := k8s.Delete(ctx, pod, client.GracePeriodSeconds(0)); err != nil {
 			t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -179,15 +180,40 @@ func (s *scope) podFault(ctx context.Context, d *appsv1.Deployment) *plan.Fault 
 	if err := s.List(ctx, pods, client.InNamespace(d.Namespace), client.MatchingLabels(d.Spec.Selector.MatchLabels)); err != nil {
 		return nil
 	}
+	before := meta.FindStatusCondition(s.sale.Status.Conditions, sales.ConditionReserversAvailable)
+	var first *plan.Fault
 	for i := range pods.Items {
-		if f := faultOfPod(&pods.Items[i]); f != nil {
-			return f
+		pod := &pods.Items[i]
+		if podReady(pod) {
+			continue
+		}
+		f := faultOfPod(pod)
+		if f != nil {
+			f.Message = pod.Name + ": " + f.Message
+		}
+		// A pod that tries again looks like a new one for a moment, and each try fails in other words: what was said of it stays.
+		if before != nil && (f == nil || f.Reason == before.Reason) {
+			if _, rest, found := strings.Cut(before.Message, pod.Name+": "); found {
+				return &plan.Fault{Reason: before.Reason, Message: pod.Name + ": " + rest, Person: f != nil && f.Person}
+			}
+		}
+		if first == nil {
+			first = f
 		}
 	}
-	return nil
+	return first
 }
 
-// faultOfPod names what keeps a pod from being ready, in words that stay the same while it lasts.
+func podReady(pod *corev1.Pod) bool {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// faultOfPod names what keeps a pod from being ready.
 func faultOfPod(pod *corev1.Pod) *plan.Fault {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable {

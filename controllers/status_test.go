@@ -16,6 +16,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/discovery"
@@ -56,6 +57,7 @@ func golden(t *testing.T, name, text string) {
 var (
 	instants = regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z`)
 	uuids    = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`)
+	pods     = regexp.MustCompile(`(-reserver)-[a-z0-9]{5}\b`)
 	spaces   = regexp.MustCompile(`test-[a-z0-9]{5}\b`)
 	details  = regexp.MustCompile(`(in the Secret) \([^)]*\)`)
 	peaks    = regexp.MustCompile(`(peakClaimsPerSecond): \d+`)
@@ -72,6 +74,7 @@ func still(text string) string {
 		return "2026-12-01T04:30:00Z"
 	})
 	text = uuids.ReplaceAllString(text, "00000000-0000-4000-8000-000000000000")
+	text = pods.ReplaceAllString(text, "$1-x2x2x")
 	text = details.ReplaceAllString(text, "$1 (what the driver says)")
 	text = peaks.ReplaceAllString(text, "$1: 5")
 	return spaces.ReplaceAllString(text, "drops-shop")
@@ -140,7 +143,9 @@ func TestTheStoryInKubectl(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.beKubelet(sale)
-	s.eventually(sale, "the pods are ready", func() bool { return readyReason(sale) == sales.ReasonWarming })
+	s.eventually(sale, "the pods are ready", func() bool {
+		return readyReason(sale) == sales.ReasonWarming && meta.IsStatusConditionTrue(sale.Status.Conditions, sales.ConditionSweeperHealthy)
+	})
 	s.record("warming", sale)
 	s.patch(sale, func() { sale.Spec.StartTime = metav1.NewTime(time.Now().Add(-time.Second)) })
 	s.waitFor(sale, sales.PhaseLive)
@@ -182,7 +187,9 @@ func TestTheStoryInKubectl(t *testing.T) {
 	hold := s.claim(other, "ann").Reservation
 	s.patch(other, func() { other.Spec.EndTime = new(metav1.NewTime(time.Now())) })
 	s.waitFor(other, sales.PhaseDraining)
-	s.eventually(other, "it drains", func() bool { return readyReason(other) == sales.ReasonDraining })
+	s.eventually(other, "it drains", func() bool {
+		return readyReason(other) == sales.ReasonDraining && meta.IsStatusConditionTrue(other.Status.Conditions, sales.ConditionSweeperHealthy)
+	})
 	s.record("draining", other)
 	if err := k8s.Delete(ctx, other); err != nil {
 		t.Fatal(err)

@@ -161,7 +161,7 @@ func (s *Server) Ready() error {
 	return nil
 }
 
-// BeginShutdown makes the pod unready; it still answers.
+// BeginShutdown makes the pod unready; it still answers, and ends each connection after its next answer.
 func (s *Server) BeginShutdown() { s.ending.Store(true) }
 
 // call answers one request, and names the outcome for the metrics.
@@ -200,7 +200,14 @@ func (s *Server) Handler() http.Handler {
 	route("/v1/stock", stock)
 	route("/stock", stock)
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { problemNotFound.write(w) })
-	return mux
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if s.ending.Load() {
+			// Clients come back over a new connection, which leads to another pod. A connection that is closed while it idles
+			// could be closed under a request.
+			w.Header().Set("Connection", "close")
+		}
+		mux.ServeHTTP(w, r)
+	})
 }
 
 func refuse(w http.ResponseWriter, p *Problem) string {

@@ -26,7 +26,13 @@ import (
 // pod serves a sale over HTTP until the test ends.
 func pod(t testing.TB, store *inventory.Store, sale inventory.Sale) *httptest.Server {
 	t.Helper()
-	api := httpapi.New(store, sale.ID, "pod-"+uuid.NewString()[:8], httpapi.DefaultAdmission, prometheus.NewRegistry(), slog.New(slog.NewTextHandler(io.Discard, nil)))
+	server, _ := podWith(t, store, sale, httpapi.DefaultAdmission)
+	return server
+}
+
+func podWith(t testing.TB, store *inventory.Store, sale inventory.Sale, admit httpapi.Admission) (*httptest.Server, *httpapi.Server) {
+	t.Helper()
+	api := httpapi.New(store, sale.ID, "pod-"+uuid.NewString()[:8], admit, prometheus.NewRegistry(), slog.New(slog.NewTextHandler(io.Discard, nil)))
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { api.Run(ctx) })
@@ -34,7 +40,7 @@ func pod(t testing.TB, store *inventory.Store, sale inventory.Sale) *httptest.Se
 	server.Client().Transport.(*http.Transport).MaxIdleConnsPerHost = 256
 	t.Cleanup(func() { server.Close(); cancel(); wg.Wait() })
 	testmysql.Eventually(t, "the pod is ready", func() bool { return api.Ready() == nil })
-	return server
+	return server, api
 }
 
 type response struct {
@@ -421,5 +427,51 @@ func TestCase052(t *testing.T) {
 	wantKind(t, call(t, server, "DELETE", path, "ann", ""), "200 RELEASED")
 	if report := testmysql.Audit(t, store, sale.ID); report.Available != 5 {
 		t.Errorf("counts %+v", report.Counts)
+	}
+}
+
+// A pod that shuts down answers, and sends its clients away with the answer.
+func TestShutdownEndsConnections(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(5).In(t, store)
+	server, api := podWith(t, store, sale, httpapi.DefaultAdmission)
+	get := func() *http.Response {
+		response, err := server.Client().Get(server.URL + "/v1/stock")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := response.Body.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return response
+	}
+	if r := get(); r.StatusCode != http.StatusOK || r.Close {
+		t.Errorf("status %d, connection closed %t", r.StatusCode, r.Close)
+	}
+	api.BeginShutdown()
+	if r := get(); r.StatusCode != http.StatusOK || !r.Close || api.Ready() == nil {
+		t.Errorf("shutting down: status %d, connection closed %t, readiness %v", r.StatusCode, r.Close, api.Ready())
+	}
+}
+
+// Another header may name the buyer, and then the usual one does not.
+func TestBuyerHeader(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(5).In(t, store)
+	server, _ := podWith(t, store, sale, httpapi.Admission{BuyerHeader: "X-Customer", MaxInFlight: 10})
+	for header, want := range map[string]int{"X-Customer": http.StatusCreated, "X-Buyer-Id": http.StatusUnauthorized} {
+		request, err := http.NewRequest(http.MethodPost, server.URL+"/v1/reservations", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Header.Set(header, "ann")
+		response, err := server.Client().Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = response.Body.Close()
+		if response.StatusCode != want {
+			t.Errorf("named by %s: status %d, want %d", header, response.StatusCode, want)
+		}
 	}
 }

@@ -197,7 +197,7 @@ func TestWhyPodsDoNotStart(t *testing.T) {
 	const namespace = "e2e-pods"
 	drops(t, namespace)
 	for _, tt := range []struct{ reserver, reason string }{
-		{"reserver: {image: \"flashsale-e2e.invalid/none:1\"}", "ImageUnavailable"},
+		{"reserver: {image: \"localhost:1/none:1\"}", "ImageUnavailable"},
 		{"reserver: {pod: {nodeSelector: {no: such-node}}}", "Unschedulable"},
 		{"reserver: {resources: {requests: {cpu: \"1000\"}}}", "Unschedulable"},
 	} {

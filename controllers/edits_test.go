@@ -59,6 +59,7 @@ func TestUnitsMayShrink(t *testing.T) {
 		loaded.Message != "spec.units is 1, but 1 held and 1 sold stay: 2 units" {
 		t.Errorf("inventory %+v, spec.units %d, condition %+v", sale.Status.Inventory, sale.Spec.Units, loaded)
 	}
+	testmysql.Eventually(t, "an event says it too", func() bool { return w.events(sale, corev1.EventTypeWarning)[sales.ReasonUnitsInUse] == loaded.Message })
 	w.patch(sale, func() { sale.Spec.Units = 4 }) // on second thought
 	w.eventually(sale, "four are loaded", func() bool {
 		return *sale.Status.Inventory == sales.InventoryStatus{Loaded: 4, Available: 2, Held: 1, Sold: 1} && readyReason(sale) == sales.ReasonLive

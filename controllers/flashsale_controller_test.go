@@ -548,6 +548,8 @@ func TestSpecBounds(t *testing.T) {
 		"an Ingress without a host":   {reserver(map[string]any{"ingress": map[string]any{}}), "host"},
 		"an Ingress for a URL":        {reserver(map[string]any{"ingress": map[string]any{"host": "https://shop.example"}}), "host must be a DNS name"},
 		"an HTTPRoute":                {reserver(map[string]any{"httpRoute": map[string]any{"parentRefs": []any{map[string]any{"name": "shop"}}}}), ""},
+		"an HTTPRoute for hosts":      {reserver(map[string]any{"httpRoute": map[string]any{"parentRefs": []any{map[string]any{"name": "shop"}}, "hostnames": []any{"drops.shop.example", "*.shop.example"}}}), ""},
+		"an HTTPRoute for a URL":      {reserver(map[string]any{"httpRoute": map[string]any{"parentRefs": []any{map[string]any{"name": "shop"}}, "hostnames": []any{"https://x"}}}), "hostnames must be DNS names"},
 		"an HTTPRoute to nowhere":     {reserver(map[string]any{"httpRoute": map[string]any{"parentRefs": []any{}}}), "parentRefs"},
 		"both ways in":                {reserver(map[string]any{"ingress": map[string]any{"host": "a.example"}, "httpRoute": map[string]any{"parentRefs": []any{map[string]any{"name": "shop"}}}}), "ingress and httpRoute exclude each other"},
 		"an image name without end":   {reserver(map[string]any{"image": strings.Repeat("a", 513)}), "image"},

@@ -102,11 +102,12 @@ func (s *scope) skew(before, after time.Time) *plan.Fault {
 	// Both without the monotonic clock, which is never set wrong.
 	behind, ahead := s.now.Sub(after.Round(0)), before.Round(0).Sub(s.now)
 	off := max(behind, ahead)
-	if off < skewTolerated {
+	told := meta.FindStatusCondition(s.sale.Status.Conditions, sales.ConditionDatabaseReachable)
+	switch {
+	case told != nil && told.Reason == sales.ReasonClockSkew && off > skewTolerated/2:
+		return &plan.Fault{Reason: told.Reason, Message: told.Message} // a second more or less is no news
+	case off < skewTolerated:
 		return nil
-	}
-	if c := meta.FindStatusCondition(s.sale.Status.Conditions, sales.ConditionDatabaseReachable); c != nil && c.Reason == sales.ReasonClockSkew {
-		return &plan.Fault{Reason: c.Reason, Message: c.Message} // another second is no news
 	}
 	return &plan.Fault{Reason: sales.ReasonClockSkew, Message: fmt.Sprintf(
 		"the controller's clock is %s %s the database's, which counts; set the clocks of the cluster's nodes and of the database right",

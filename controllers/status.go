@@ -103,9 +103,11 @@ func (s *scope) announce(ctx context.Context, before sales.FlashSaleStatus) {
 			event(corev1.EventTypeWarning, "NotWarm", "EnterPhase", fmt.Sprintf("the sale opened with %s reservation pods ready", now.Reservers.Summary))
 		}
 	}
-	for _, kind := range []string{sales.ConditionDatabaseReachable, sales.ConditionReserversAvailable} {
+	for _, kind := range []string{sales.ConditionDatabaseReachable, sales.ConditionReserversAvailable, sales.ConditionInventoryLoaded} {
 		old, new := meta.FindStatusCondition(before.Conditions, kind), meta.FindStatusCondition(now.Conditions, kind)
+		inUse := func(c *metav1.Condition) bool { return c != nil && c.Reason == sales.ReasonUnitsInUse }
 		switch {
+		case kind == sales.ConditionInventoryLoaded && !inUse(old) && !inUse(new): // loading is told by the phases
 		case new == nil || old == nil && new.Reason == sales.ReasonReachable || old == nil && new.Reason == sales.ReasonAvailable || old != nil && old.Status == new.Status && old.Reason == new.Reason:
 		case new.Reason == inventory.ReasonNotDurable, new.Reason == sales.ReasonClockSkew:
 			event(corev1.EventTypeWarning, new.Reason, "Check", new.Message)

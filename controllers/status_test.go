@@ -271,7 +271,7 @@ func (s *story) describe(sale *sales.FlashSale) {
 		s.t.Fatalf("%v: %s", err, out)
 	}
 	_, events, found := strings.Cut(out, "Events:")
-	for _, phase := range []string{"Scheduled", "Warming", "ImageUnavailable", "Live", "Suspended", "DatabaseUnreachable", "Reachable", "Closed"} {
+	for _, phase := range []string{"Scheduled", "Warming", "ImageUnavailable", "Live", "Suspended", "UnitsInUse", "DatabaseUnreachable", "Reachable", "Closed"} {
 		if !strings.Contains(events, phase) {
 			s.t.Errorf("the events do not tell of %s", phase)
 		}

@@ -318,6 +318,7 @@ type HTTPRouteSpec struct {
 	// +kubebuilder:validation:MaxItems=16
 	// +kubebuilder:validation:items:MinLength=1
 	// +kubebuilder:validation:items:MaxLength=253
+	// +kubebuilder:validation:XValidation:rule="self.all(h, !format.dns1123Subdomain().validate(h.startsWith('*.') ? h.substring(2) : h).hasValue())",message="hostnames must be DNS names in lower case, such as drops.shop.example or *.shop.example"
 	Hostnames []string `json:"hostnames,omitempty"`
 }
 

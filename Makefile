@@ -77,6 +77,11 @@ bench: ## Measure claims beside the usual ways, growth, confirm, sweep, load: ma
 bench-json: ## The same as JSON lines: make -s bench-json ONLY=claims
 	@hack/bench/bench.sh --json $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
+.PHONY: bench-manager
+bench-manager: ## Measure the operator with 1,000 sales: make bench-manager ARGS="--idle=1h"
+	@assets=$$(hack/envtest.sh); export FLASHSALE_MYSQL_NAME=bench-manager; dsn=$$($(MYSQL_SH) up); trap '$(MYSQL_SH) down' EXIT; \
+	  FLASHSALE_MYSQL_DSN=$$dsn KUBEBUILDER_ASSETS=$$assets go -C hack/bench/manager run . $(ARGS)
+
 .PHONY: generate
 generate: $(CONTROLLER_GEN) ## Generate deep copies
 	$(CONTROLLER_GEN) object paths=./api/...

@@ -89,7 +89,7 @@ func command(args []string) int {
 	flags.IntVar(&b.edits, "edits", 200, "edits of idle ones, whose effect is waited for")
 	flags.DurationVar(&b.idle, "idle", time.Minute, "how long all are idle, to count what that costs; 1h for a real hour")
 	flags.BoolVar(&b.asJSON, "json", false, "print one JSON object per figure, and nothing else, to stdout")
-	flags.StringVar(&b.root, "root", "../../..", "folder of the operator's module")
+	flags.StringVar(&b.root, "root", ".", "folder of the operator's module")
 	flags.Usage = func() { _, _ = fmt.Fprint(flags.Output(), usage); flags.PrintDefaults() }
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {

@@ -19,11 +19,13 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	kjson "k8s.io/apimachinery/pkg/runtime/serializer/json"
+	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/discovery"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
-	"sigs.k8s.io/yaml"
 
 	sales "flashsale.dev/operator/api/v1alpha1"
 	"flashsale.dev/operator/reserver/inventory"
@@ -96,11 +98,7 @@ func (s *story) record(name string, sale *sales.FlashSale) {
 	}
 	u.SetManagedFields(nil)
 	u.SetResourceVersion("")
-	text, err := yaml.Marshal(u.Object)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	golden(s.t, "objects/"+name+".yaml", still(string(text)))
+	golden(s.t, "objects/"+name+".yaml", still(s.yaml(u)))
 	lines := map[string]string{}
 	for _, format := range []string{"", "wide"} {
 		out, err := kubectl("-n", s.namespace, "get", "fs", sale.Name, "-o", format)
@@ -254,16 +252,21 @@ func (s *story) recordLoading(sale *sales.FlashSale) {
 	u := sale.DeepCopy()
 	u.SetGroupVersionKind(sales.GroupVersion.WithKind("FlashSale"))
 	u.ManagedFields, u.ResourceVersion = nil, ""
-	text, err := yaml.Marshal(u)
-	if err != nil {
-		s.t.Fatal(err)
-	}
 	loaded := fmt.Sprint(sale.Status.Inventory.Loaded)
-	golden(s.t, "objects/loading.yaml", still(strings.ReplaceAll(string(text), loaded, "1000000")))
+	golden(s.t, "objects/loading.yaml", still(strings.ReplaceAll(s.yaml(u), loaded, "1000000")))
 	s.gone(sale)
 }
 
-// describe writes what kubectl describe tells to somebody who was asleep.
+func (s *story) yaml(o runtime.Object) string {
+	s.t.Helper()
+	var text bytes.Buffer
+	if err := kjson.NewSerializerWithOptions(kjson.DefaultMetaFactory, scheme, scheme, kjson.SerializerOptions{Yaml: true}).Encode(o, &text); err != nil {
+		s.t.Fatal(err)
+	}
+	return text.String()
+}
+
+// describe checks what kubectl describe tells to somebody who was asleep.
 func (s *story) describe(sale *sales.FlashSale) {
 	s.t.Helper()
 	out, err := kubectl("-n", s.namespace, "describe", "fs", sale.Name)

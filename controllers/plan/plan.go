@@ -185,7 +185,7 @@ func deleting(s sale) (Decision, bool) {
 			d.Message = fmt.Sprintf("the sale's rows cannot be deleted: %s. Mend it, set deletionPolicy to Retain, or set the annotation %s to \"true\"",
 				s.seen.Fault.Message, sales.AnnotationForceDelete)
 		}
-	case !s.seen.Sale.Draining && s.seen.Sale.ClosedAt.IsZero():
+	case (!s.seen.Sale.Draining || s.seen.Sale.Generation < s.seen.Generation) && s.seen.Sale.ClosedAt.IsZero():
 		d.Work, d.Run, d.Message = WorkDrain, s.seen.Reservers.Desired > 0, "closing the gate"
 	case s.seen.Sale.Held > 0:
 		d = s.drain("the object is being deleted")
@@ -312,7 +312,7 @@ func shrinking(s sale) (Decision, bool) {
 
 // tooMany says that the database has more units for sale than the spec wants.
 func (s sale) tooMany() bool {
-	return s.seen.Sale != nil && !s.ended() && s.seen.Sale.Units > int64(s.spec.Units) && s.seen.Sale.Generation <= s.seen.Generation
+	return s.seen.Sale != nil && !s.ended() && !s.deleted() && s.seen.Sale.Units > int64(s.spec.Units) && s.seen.Sale.Generation <= s.seen.Generation
 }
 
 func loading(s sale) (Decision, bool) {

@@ -164,6 +164,8 @@ func TestDecide(t *testing.T) {
 		"a child's name is taken":                         {newSale().loaded(0, 0).with(func(s *seen) { s.observed.ChildFault = &Fault{"NameConflict", "rename", true} }), warm, "Warming run NameConflict=False stalled"},
 		"deleted before anything was loaded":              {newSale().deleted(0, sales.DeletionRetain), before, "Draining rest finish Draining=True"},
 		"deleted while live, the gate closes first":       {newSale().loaded(1, 0).running(2).deleted(0, sales.DeletionRetain), live, "Draining drain run Draining=True"},
+		"deleted, then edited":                            {newSale().loaded(1, 0).running(2).deleted(0, sales.DeletionRetain).with(func(s *seen) { s.observed.Sale.Draining = true; s.observed.Generation = 3 }), live, "Draining drain run Draining=True"},
+		"deleted with fewer units than are held":          {newSale().loaded(3, 2).running(2).deleted(0, sales.DeletionRetain).with(units(3)).with(func(s *seen) { s.observed.Sale.Draining = true }), live, "Draining run Draining=True"},
 		"deleted with live holds":                         {newSale().loaded(1, 0).running(2).deleted(0, sales.DeletionRetain).with(func(s *seen) { s.observed.Sale.Draining = true }), live, "Draining run Draining=True"},
 		"deleted and drained, rows stay":                  {newSale().loaded(0, 1).running(2).deleted(0, sales.DeletionRetain).with(func(s *seen) { s.observed.Sale.Draining = true }), live, "Draining rest finish Draining=True"},
 		"deleted and drained, rows go":                    {newSale().loaded(0, 1).running(2).deleted(0, sales.DeletionDelete).with(func(s *seen) { s.observed.Sale.Draining = true }), live, "Draining purge rest Draining=True"},

@@ -103,13 +103,13 @@ func scaleManager(t *testing.T, replicas int) {
 
 // With the manager away from a minute before the start to a minute after the end, the sale opens and closes by itself.
 // The grants are the database's: none before the start, none at or after the end, on any pod. How long after the start
-// the first one came is printed for each pod.
+// the first one came is printed for each pod. The node's own autoscaler is at work, too, and has no metrics.
 func TestOnTimeWithoutTheManager(t *testing.T) {
 	const namespace = "e2e-lonely"
 	drops(t, namespace)
 	start := time.Now().Add(90 * time.Second).Truncate(time.Second)
 	end := start.Add(10 * time.Second)
-	drop(t, namespace, 100_000, start, fmt.Sprintf("endTime: %q", end.UTC().Format(time.RFC3339)), "holdTTL: 5s", "reserver: {replicas: 3, warmup: 10m}")
+	drop(t, namespace, 100_000, start, fmt.Sprintf("endTime: %q", end.UTC().Format(time.RFC3339)), "holdTTL: 5s", "reserver: {replicas: 3, warmup: 10m, autoscaling: {maxReplicas: 5}}")
 	until(t, namespace, "{.status.reservers.summary}", "3/3", time.Minute)
 	time.Sleep(time.Until(start.Add(-time.Minute)))
 	scaleManager(t, 0)

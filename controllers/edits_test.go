@@ -104,12 +104,12 @@ func TestTheStartMayMove(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.manage()
-	sale := w.makeSale("moved", 3, 50*time.Second).In(w)
+	sale := w.makeSale("moved", 3, 30*time.Minute).Warmup(time.Hour).In(w)
 	w.waitFor(sale, sales.PhaseWarming)
-	w.patch(sale, func() { sale.Spec.StartTime = metav1.NewTime(time.Now().Add(time.Hour)) }) // later, after the warm-up began
+	w.patch(sale, func() { sale.Spec.StartTime = metav1.NewTime(time.Now().Add(3 * time.Hour)) }) // later, after the warm-up began
 	w.waitFor(sale, sales.PhaseScheduled)
 	testmysql.Eventually(t, "the pods go", func() bool { return len(w.children()) == 0 })
-	w.patch(sale, func() { sale.Spec.StartTime = metav1.NewTime(time.Now().Add(40 * time.Second)) }) // earlier, into the warm-up
+	w.patch(sale, func() { sale.Spec.StartTime = metav1.NewTime(time.Now().Add(30 * time.Minute)) }) // earlier, into the warm-up
 	w.waitFor(sale, sales.PhaseWarming)
 	testmysql.Eventually(t, "the pods are back", func() bool { return len(w.children()) == usual })
 	w.patch(sale, func() { sale.Spec.StartTime = metav1.NewTime(time.Now().Add(-time.Hour)) }) // into the past
@@ -209,7 +209,7 @@ func TestAutoscaling(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.manage()
-	sale := w.makeSale("scaled", 5, 50*time.Second).In(w)
+	sale := w.makeSale("scaled", 5, 30*time.Minute).Warmup(time.Hour).In(w)
 	w.waitFor(sale, sales.PhaseWarming)
 	d, hpa := &appsv1.Deployment{}, &autoscalingv2.HorizontalPodAutoscaler{}
 	replicas := func() int32 { w.child(d, reserverName(sale)); return *d.Spec.Replicas }
@@ -262,7 +262,7 @@ func TestCaseK08(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.manage()
-	build := w.makeSale("k08", 3, -time.Minute).Ends(time.Hour).TTL(5 * time.Second)
+	build := w.makeSale("k08", 3, -time.Minute).Ends(time.Hour).TTL(15 * time.Second)
 	build.Spec.Reserver.Autoscaling = &sales.AutoscalingSpec{MinReplicas: 2, MaxReplicas: 5}
 	sale := build.In(w)
 	w.waitFor(sale, sales.PhaseLive)
@@ -394,8 +394,8 @@ func TestSuspendAtEveryPhase(t *testing.T) {
 		starts    time.Duration
 		suspended sales.Phase // the phase while suspended
 	}{
-		sales.PhaseScheduled: {time.Hour, sales.PhaseScheduled},
-		sales.PhaseWarming:   {50 * time.Second, sales.PhaseSuspended},
+		sales.PhaseScheduled: {3 * time.Hour, sales.PhaseScheduled},
+		sales.PhaseWarming:   {30 * time.Minute, sales.PhaseSuspended},
 		sales.PhaseLive:      {-time.Second, sales.PhaseSuspended},
 		sales.PhaseDraining:  {-time.Second, sales.PhaseDraining},
 	} {
@@ -403,7 +403,7 @@ func TestSuspendAtEveryPhase(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			w.manage()
-			sale := w.makeSale("susp", 3, tt.starts).In(w)
+			sale := w.makeSale("susp", 3, tt.starts).Warmup(time.Hour).In(w)
 			if phase == sales.PhaseDraining {
 				w.waitFor(sale, sales.PhaseLive)
 				w.claim(sale, "ann")

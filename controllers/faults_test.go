@@ -193,9 +193,9 @@ func TestTheDatabaseGoesAwayAtEveryPhase(t *testing.T) {
 		get    func(w *world, sale *sales.FlashSale)
 		then   sales.Phase // when the database is back
 	}{
-		sales.PhaseLoading:   {time.Hour, 3_000_000, nil, sales.PhaseLoading},
-		sales.PhaseScheduled: {time.Hour, 3, nil, sales.PhaseScheduled},
-		sales.PhaseWarming:   {50 * time.Second, 3, nil, sales.PhaseWarming},
+		sales.PhaseLoading:   {3 * time.Hour, 3_000_000, nil, sales.PhaseLoading},
+		sales.PhaseScheduled: {3 * time.Hour, 3, nil, sales.PhaseScheduled},
+		sales.PhaseWarming:   {30 * time.Minute, 3, nil, sales.PhaseWarming},
 		sales.PhaseLive:      {-time.Second, 3, nil, sales.PhaseLive},
 		sales.PhaseSuspended: {-time.Second, 3, func(w *world, sale *sales.FlashSale) { w.patch(sale, func() { sale.Spec.Suspend = true }) }, sales.PhaseSuspended},
 		sales.PhaseDraining: {-time.Second, 3, func(w *world, sale *sales.FlashSale) {
@@ -208,7 +208,7 @@ func TestTheDatabaseGoesAwayAtEveryPhase(t *testing.T) {
 			w := newWorld(t)
 			p := w.proxied()
 			w.manage()
-			sale := w.makeSale("away", tt.units, tt.starts).In(w)
+			sale := w.makeSale("away", tt.units, tt.starts).Warmup(time.Hour).In(w)
 			if tt.get != nil {
 				w.waitFor(sale, sales.PhaseLive)
 				tt.get(w, sale)
@@ -437,7 +437,7 @@ func TestWhyPodsAreNotReady(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.manage()
-	sale := w.makeSale("pods", 3, 50*time.Second).In(w)
+	sale := w.makeSale("pods", 3, 30*time.Minute).Warmup(time.Hour).In(w)
 	w.waitFor(sale, sales.PhaseWarming)
 	d := &appsv1.Deployment{}
 	testmysql.Eventually(t, "the Deployment is there", func() bool {

@@ -125,10 +125,10 @@ func TestTheStoryInKubectl(t *testing.T) {
 	s.manage()
 
 	// A sale that sells out.
-	sale := s.makeSale("iphone17", 5, time.Hour).Ends(2 * time.Hour).In(s.world)
+	sale := s.makeSale("iphone17", 5, 3*time.Hour).Warmup(time.Hour).Ends(4 * time.Hour).In(s.world)
 	s.waitFor(sale, sales.PhaseScheduled)
 	s.record("scheduled", sale)
-	s.patch(sale, func() { sale.Spec.StartTime = metav1.NewTime(time.Now().Add(58 * time.Second)) })
+	s.patch(sale, func() { sale.Spec.StartTime = metav1.NewTime(time.Now().Add(30 * time.Minute)) })
 	s.waitFor(sale, sales.PhaseWarming)
 	s.record("warming-unready", sale)
 	d := &appsv1.Deployment{}

@@ -62,13 +62,14 @@ type Watch struct {
 	store *inventory.Store
 	sale  uuid.UUID
 	log   *slog.Logger
+	seen  func(*View)
 	view  atomic.Pointer[View]
 	nudge chan struct{}
 }
 
-// NewWatch makes one; Run keeps it.
-func NewWatch(store *inventory.Store, sale uuid.UUID, log *slog.Logger) *Watch {
-	return &Watch{store: store, sale: sale, log: log, nudge: make(chan struct{}, 1)}
+// NewWatch makes one; Run keeps it, and calls seen with each new view, one at a time.
+func NewWatch(store *inventory.Store, sale uuid.UUID, log *slog.Logger, seen func(*View)) *Watch {
+	return &Watch{store: store, sale: sale, log: log, seen: seen, nudge: make(chan struct{}, 1)}
 }
 
 // View is the newest view; nil before the first.
@@ -97,6 +98,7 @@ func (w *Watch) Run(ctx context.Context, overdue func(context.Context)) {
 			}
 			failing = false
 			w.view.Store(v)
+			w.seen(v)
 			if !v.NextLapse.IsZero() && v.Now.Sub(v.NextLapse) > time.Second {
 				overdue(ctx)
 			}

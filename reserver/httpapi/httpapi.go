@@ -49,6 +49,7 @@ type Server struct {
 	lookUp   *admission.Queue[inventory.Request, inventory.Result]
 	pay      *admission.Queue[inventory.Payment, inventory.Settlement]
 	releases *admission.Queue[uuid.UUID, inventory.Settlement]
+	feed     feed
 	turn     atomic.Uint64
 	ending   atomic.Bool
 
@@ -60,7 +61,8 @@ type Server struct {
 
 // New makes a server for a sale; pod is a name unique among the sale's processes.
 func New(store *inventory.Store, sale uuid.UUID, pod string, admit Admission, registry *prometheus.Registry, log *slog.Logger) *Server {
-	s := &Server{store: store, sale: sale, pod: pod, log: log, header: admit.BuyerHeader, registry: registry, watch: admission.NewWatch(store, sale, log)}
+	s := &Server{store: store, sale: sale, pod: pod, log: log, header: admit.BuyerHeader, registry: registry, feed: feed{ended: make(chan struct{})}}
+	s.watch = admission.NewWatch(store, sale, log, s.tell)
 	quantity := func(r inventory.Request) int { return r.Quantity }
 	var claims []admission.Serve[inventory.Request, inventory.Result]
 	var pays []admission.Serve[inventory.Payment, inventory.Settlement]
@@ -112,6 +114,8 @@ func (s *Server) register() {
 		units("sold", func(v *admission.View) int64 { return v.Sold }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "flashsale_line_waiting", Help: "Requests that wait for a claim transaction."},
 			func() float64 { return float64(s.claims.Waiting()) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "flashsale_listeners", Help: "Streams of events that are open."},
+			func() float64 { return float64(s.feed.listeners.Load()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "flashsale_clock_skew_seconds", Help: "By how much the pod's clock is ahead of the database's. Nothing depends on it."},
 			func() float64 {
 				if v := s.watch.View(); v != nil {
@@ -161,8 +165,13 @@ func (s *Server) Ready() error {
 	return nil
 }
 
-// BeginShutdown makes the pod unready; it still answers, and ends each connection after its next answer.
-func (s *Server) BeginShutdown() { s.ending.Store(true) }
+// BeginShutdown makes the pod unready; it still answers, and ends each connection after its next answer, and the streams of
+// events at once: their clients connect again, to another pod.
+func (s *Server) BeginShutdown() {
+	if !s.ending.Swap(true) {
+		close(s.feed.ended)
+	}
+}
 
 // call answers one request, and names the outcome for the metrics.
 type call func(w http.ResponseWriter, r *http.Request) (outcome string)
@@ -199,6 +208,8 @@ func (s *Server) Handler() http.Handler {
 	route("/v1/reservations/{id}/refund", map[string]call{http.MethodPost: s.refund})
 	route("/v1/stock", stock)
 	route("/stock", stock)
+	route("/v1/events", map[string]call{http.MethodGet: s.events})
+	route("/problems/{slug}", map[string]call{http.MethodGet: s.problemPage, http.MethodHead: s.problemPage})
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { problemNotFound.write(w) })
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if s.ending.Load() {
@@ -455,51 +466,4 @@ func (s *Server) refund(w http.ResponseWriter, r *http.Request) string {
 
 func (s *Server) tallyRow() string {
 	return fmt.Sprintf("%s/%d", s.pod, s.turn.Add(1)%refundRows)
-}
-
-type stockJSON struct {
-	SKU        string     `json:"sku"`
-	Phase      string     `json:"phase"`
-	Units      int64      `json:"units"`
-	Available  int64      `json:"available"`
-	Held       int64      `json:"held"`
-	Sold       int64      `json:"sold"`
-	StartsAt   time.Time  `json:"startsAt"`
-	EndsAt     *time.Time `json:"endsAt,omitempty"`
-	NextExpiry *time.Time `json:"nextExpiry,omitempty"`
-	Now        time.Time  `json:"now"` // by the database's clock
-}
-
-// stock answers GET /v1/stock from memory.
-func (s *Server) stock(w http.ResponseWriter, _ *http.Request) string {
-	v := s.watch.View()
-	if v == nil {
-		return refuse(w, problemUnavailable)
-	}
-	now, _ := v.Bounds(time.Now())
-	body := stockJSON{SKU: v.SKU, Units: v.Units, Available: v.Available, Held: v.Held, Sold: v.Sold, StartsAt: v.StartsAt, Now: now}
-	if !v.EndsAt.IsZero() {
-		body.EndsAt = &v.EndsAt
-	}
-	if !v.NextLapse.IsZero() {
-		body.NextExpiry = &v.NextLapse
-	}
-	gate := v.Gate(now)
-	switch {
-	case gate == inventory.GateNotOpen:
-		body.Phase = "not-open"
-	case gate == inventory.GateClosed:
-		body.Phase = "closed"
-	case gate == inventory.GateSuspended:
-		body.Phase = "suspended"
-	case v.Available == 0 && v.Held == 0:
-		body.Phase = "sold-out"
-	case v.Available == 0:
-		body.Phase = "all-held"
-	default:
-		body.Phase = "open"
-	}
-	w.Header().Set("Cache-Control", "max-age=1")
-	writeJSON(w, http.StatusOK, "application/json", body)
-	return body.Phase
 }

@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"embed"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -11,6 +12,24 @@ import (
 
 // problemBase is where the types of problems are documented; the last part of the type is its slug.
 const problemBase = "https://flashsale.dev/problems/"
+
+// problemPages explain the problems, a file for each slug.
+//
+//go:embed problems/*.md
+var problemPages embed.FS
+
+// problemPage answers GET /problems/{slug}, so that whoever has a pod has the page of its version.
+func (s *Server) problemPage(w http.ResponseWriter, r *http.Request) string {
+	page, err := problemPages.ReadFile("problems/" + r.PathValue("slug") + ".md")
+	if err != nil {
+		return refuse(w, problemNotFound)
+	}
+	h := w.Header()
+	h.Set("Content-Type", "text/markdown; charset=utf-8")
+	h.Set("Cache-Control", "max-age=3600")
+	_, _ = w.Write(page) // the client may be gone; nothing is lost by that
+	return "page"
+}
 
 // Problem is an RFC 9457 problem detail. Every refusal of the API is one.
 type Problem struct {
@@ -54,6 +73,8 @@ var (
 		Detail: "The header that names the buyer is missing, empty, longer than 128 bytes or not printable ASCII; the shop's gateway sets it."}
 	problemCheckoutOnly = &Problem{Slug: "checkout-only", Title: "This call is the checkout's", Status: http.StatusForbidden,
 		Detail: "A request that the gateway marks with a buyer comes from a shopper."}
+	problemListeners = &Problem{Slug: "busy", Title: "Try again", Status: http.StatusServiceUnavailable, RetryAfter: 5 * time.Second,
+		Detail: "The pod streams events to as many as it can. GET /v1/stock tells the same."}
 	problemTooLarge    = &Problem{Slug: "too-large", Title: "The body is larger than 64 KiB", Status: http.StatusRequestEntityTooLarge}
 	problemNotFound    = &Problem{Slug: "not-found", Title: "No such resource", Status: http.StatusNotFound}
 	problemUnknown     = &Problem{Slug: "reservation-not-found", Title: "No such reservation", Status: http.StatusNotFound}

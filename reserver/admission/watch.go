@@ -24,6 +24,8 @@ const (
 type View struct {
 	inventory.Snapshot
 	Asked, Arrived time.Time
+	// AllBuyers says that every buyer who had a reservation by then is among the watch's Buyers.
+	AllBuyers bool
 }
 
 // Bounds gives the earliest and latest time the database's clock can show at the pod's local instant now. The pod's own
@@ -65,11 +67,13 @@ type Watch struct {
 	seen  func(*View)
 	view  atomic.Pointer[View]
 	nudge chan struct{}
+	// Buyers are those who have had a reservation. Whoever makes reservations adds their buyers before they are answered.
+	Buyers *Buyers
 }
 
 // NewWatch makes one; Run keeps it, and calls seen with each new view, one at a time.
 func NewWatch(store *inventory.Store, sale uuid.UUID, log *slog.Logger, seen func(*View)) *Watch {
-	return &Watch{store: store, sale: sale, log: log, seen: seen, nudge: make(chan struct{}, 1)}
+	return &Watch{store: store, sale: sale, log: log, seen: seen, nudge: make(chan struct{}, 1), Buyers: newBuyers()}
 }
 
 // View is the newest view; nil before the first.
@@ -125,5 +129,7 @@ func (w *Watch) look(ctx context.Context) (*View, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &View{Snapshot: *snap, Asked: asked, Arrived: time.Now()}, nil
+	v := &View{Snapshot: *snap, Asked: asked, Arrived: time.Now()}
+	v.AllBuyers, err = w.Buyers.allKnown(ctx, w.store, v)
+	return v, err
 }

@@ -1,7 +1,6 @@
 package httpapi
 
 import (
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -40,11 +39,7 @@ func (s *Server) tell(v *admission.View) {
 	if before != nil && (same(before.stock, stock) || before.stock.Phase == stock.Phase && now.Sub(before.told) < countsEvery) {
 		return
 	}
-	body, err := json.Marshal(stock)
-	if err != nil {
-		panic(fmt.Sprintf("encoding an event: %v", err)) // of plain values
-	}
-	s.feed.newest.Store(&event{text: fmt.Appendf(nil, "event: stock\ndata: %s\n\n", body), renewed: make(chan struct{}), stock: stock, told: now})
+	s.feed.newest.Store(&event{text: fmt.Appendf(nil, "event: stock\ndata: %s\n", encode(stock)), renewed: make(chan struct{}), stock: stock, told: now})
 	if before != nil {
 		close(before.renewed)
 	}

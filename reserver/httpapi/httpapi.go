@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -50,6 +51,7 @@ type Server struct {
 	pay      *admission.Queue[inventory.Payment, inventory.Settlement]
 	releases *admission.Queue[uuid.UUID, inventory.Settlement]
 	feed     feed
+	ready    atomic.Pointer[readyRefusals]
 	turn     atomic.Uint64
 	ending   atomic.Bool
 
@@ -62,7 +64,10 @@ type Server struct {
 // New makes a server for a sale; pod is a name unique among the sale's processes.
 func New(store *inventory.Store, sale uuid.UUID, pod string, admit Admission, registry *prometheus.Registry, log *slog.Logger) *Server {
 	s := &Server{store: store, sale: sale, pod: pod, log: log, header: admit.BuyerHeader, registry: registry, feed: feed{ended: make(chan struct{})}}
-	s.watch = admission.NewWatch(store, sale, log, s.tell)
+	s.watch = admission.NewWatch(store, sale, log, func(v *admission.View) {
+		s.ready.Store(prepare(v))
+		s.tell(v)
+	})
 	quantity := func(r inventory.Request) int { return r.Quantity }
 	var claims []admission.Serve[inventory.Request, inventory.Result]
 	var pays []admission.Serve[inventory.Payment, inventory.Settlement]
@@ -73,6 +78,11 @@ func New(store *inventory.Store, sale uuid.UUID, pod string, admit Admission, re
 			results, err := store.Claim(ctx, sale, line, batch)
 			if err != nil {
 				s.log.Warn("could not claim", "requests", len(batch), "error", err)
+			}
+			for i, r := range batch {
+				if err != nil || results[i].Reservation != nil { // an error may come after the commit
+					s.watch.Buyers.Add(r.Buyer)
+				}
 			}
 			return results, err
 		})
@@ -176,27 +186,45 @@ func (s *Server) BeginShutdown() {
 // call answers one request, and names the outcome for the metrics.
 type call func(w http.ResponseWriter, r *http.Request) (outcome string)
 
+// callMetrics are those of one call. The vectors take a lock for each look-up, which all cores would share.
+type callMetrics struct {
+	name    string
+	answers *prometheus.CounterVec
+	known   sync.Map // of counters, by outcome
+	seconds prometheus.Observer
+}
+
+func (s *Server) metricsOf(name string) *callMetrics {
+	return &callMetrics{name: name, answers: s.answers, seconds: s.seconds.WithLabelValues(name)}
+}
+
+func (m *callMetrics) count(outcome string, began time.Time) {
+	c, ok := m.known.Load(outcome)
+	if !ok {
+		c, _ = m.known.LoadOrStore(outcome, m.answers.WithLabelValues(m.name, outcome))
+	}
+	c.(prometheus.Counter).Inc()
+	m.seconds.Observe(time.Since(began).Seconds())
+}
+
 // Handler serves the API.
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	route := func(path string, methods map[string]call) {
-		labels := make(map[string]string, len(methods)) // of the metrics, by method
+		seen := make(map[string]*callMetrics, len(methods))
 		for m := range methods {
-			labels[m] = m + " " + path
+			seen[m] = s.metricsOf(m + " " + path)
 		}
 		allow := strings.Join(slices.Sorted(maps.Keys(methods)), ", ")
 		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
 			c, ok := methods[r.Method]
 			if !ok {
 				w.Header().Set("Allow", allow)
-				(&Problem{Slug: "method-not-allowed", Title: "No such method here", Status: http.StatusMethodNotAllowed, Detail: "Allowed: " + allow}).write(w)
+				refuse(w, &Problem{Slug: "method-not-allowed", Title: "No such method here", Status: http.StatusMethodNotAllowed, Detail: "Allowed: " + allow})
 				return
 			}
 			began := time.Now()
-			name := labels[r.Method]
-			outcome := c(w, r)
-			s.answers.WithLabelValues(name, outcome).Inc()
-			s.seconds.WithLabelValues(name).Observe(time.Since(began).Seconds())
+			seen[r.Method].count(c(w, r), began)
 		})
 	}
 	reserve := map[string]call{http.MethodPost: s.reserve}
@@ -210,7 +238,7 @@ func (s *Server) Handler() http.Handler {
 	route("/stock", stock)
 	route("/v1/events", map[string]call{http.MethodGet: s.events})
 	route("/problems/{slug}", map[string]call{http.MethodGet: s.problemPage, http.MethodHead: s.problemPage})
-	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { problemNotFound.write(w) })
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { refuse(w, problemNotFound) })
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if s.ending.Load() {
 			// Clients come back over a new connection, which leads to another pod. A connection that is closed while it idles
@@ -221,10 +249,7 @@ func (s *Server) Handler() http.Handler {
 	})
 }
 
-func refuse(w http.ResponseWriter, p *Problem) string {
-	p.write(w)
-	return p.Slug
-}
+func refuse(w http.ResponseWriter, p *Problem) string { return p.ready().write(w) }
 
 // fail answers an error that no call expects: the database, mostly.
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, doing string, err error) string {
@@ -252,111 +277,8 @@ func writeReservation(w http.ResponseWriter, status int, r *inventory.Reservatio
 	if restocked := r.State == inventory.Refunded; restocked || r.State == inventory.RefundedKept {
 		body.Restocked = &restocked
 	}
-	writeJSON(w, status, "application/json", body)
+	writeJSON(w, status, body)
 	return strings.ToLower(r.State.String())
-}
-
-// reserve answers POST /v1/reservations.
-func (s *Server) reserve(w http.ResponseWriter, r *http.Request) string {
-	name, p := s.buyer(r)
-	if p == nil && name == "" {
-		p = problemUnauthenticated
-	}
-	key := ""
-	if p == nil {
-		key, p = idempotencyKey(r)
-	}
-	var body reserveBody
-	var quantity int
-	if p == nil {
-		p = decode(w, r, &body)
-	}
-	if p == nil {
-		quantity, p = body.quantity()
-	}
-	if p != nil {
-		return refuse(w, p)
-	}
-	ctx, cancel := context.WithTimeout(r.Context(), answerLimit)
-	defer cancel()
-	result, err := s.ask(ctx, inventory.Request{Buyer: name, Quantity: quantity, Key: key})
-	if err != nil {
-		return s.fail(w, r, "reserve", err)
-	}
-	if result.Reservation != nil {
-		w.Header().Set("Location", "/v1/reservations/"+result.Reservation.ID.String())
-		if result.Outcome == inventory.OutcomeReplay {
-			writeReservation(w, http.StatusOK, result.Reservation)
-			return "replay"
-		}
-		return writeReservation(w, http.StatusCreated, result.Reservation)
-	}
-	return refuse(w, s.refusal(result, quantity))
-}
-
-// ask gives the answer to a claim: from memory where that may say no, else from the database. A buyer who has a
-// reservation is told of it even when memory knows that the shelf is empty.
-func (s *Server) ask(ctx context.Context, request inventory.Request) (inventory.Result, error) {
-	no := s.watch.View().Judge(time.Now(), request.Quantity)
-	switch no {
-	case 0:
-		return s.claims.Ask(ctx, request)
-	case inventory.OutcomeNotOpen:
-		return inventory.Result{Outcome: no}, nil
-	}
-	result, err := s.lookUp.Ask(ctx, request)
-	if err == nil && result.Outcome == 0 && result.Reservation != nil {
-		return s.claims.Ask(ctx, request) // which also stores the key
-	}
-	shut := no == inventory.OutcomeClosed || no == inventory.OutcomeSuspended
-	if err == nil && (result.Outcome == 0 || shut && result.Outcome == inventory.OutcomeLimit) {
-		result.Outcome = no
-	}
-	return result, err
-}
-
-// refusal says why there is no reservation, and when to ask again.
-func (s *Server) refusal(result inventory.Result, quantity int) *Problem {
-	now := time.Now()
-	v := s.watch.View()
-	if v == nil {
-		return problemUnavailable
-	}
-	earliest, _ := v.Bounds(now)
-	untilNext := max(v.NextLapse.Sub(earliest), time.Second)
-	counts := map[string]any{"available": v.Available, "held": v.Held, "sold": v.Sold}
-	switch result.Outcome {
-	case inventory.OutcomeSoldOut:
-		detail := "Every unit is sold."
-		if v.Available+v.Held > 0 {
-			detail = fmt.Sprintf("Fewer than %d units are left.", quantity)
-		}
-		return &Problem{Slug: "sold-out", Title: "Sold out", Status: http.StatusConflict, Detail: detail, Extra: counts}
-	case inventory.OutcomeAllHeld:
-		if !v.NextLapse.IsZero() {
-			counts["nextExpiry"] = v.NextLapse
-		} else {
-			untilNext = time.Second
-		}
-		return &Problem{Slug: "all-held", Title: "All units are held", Status: http.StatusConflict, RetryAfter: untilNext, Extra: counts,
-			Detail: "Holds that are not paid in time come back."}
-	case inventory.OutcomeLimit:
-		return &Problem{Slug: "limit", Title: "Limit per buyer", Status: http.StatusConflict,
-			Detail: fmt.Sprintf("A buyer may have %d units; %d are bought.", v.MaxPerBuyer, result.AlreadySold),
-			Extra:  map[string]any{"maxPerBuyer": v.MaxPerBuyer, "bought": result.AlreadySold}}
-	case inventory.OutcomeNotOpen:
-		return &Problem{Slug: "not-open", Title: "Not open yet", Status: http.StatusForbidden, RetryAfter: max(v.StartsAt.Sub(earliest), time.Second),
-			Extra: map[string]any{"opensAt": v.StartsAt, "now": earliest}}
-	case inventory.OutcomeSuspended:
-		return &Problem{Slug: "suspended", Title: "The sale is paused", Status: http.StatusForbidden, RetryAfter: 5 * time.Second,
-			Detail: "Reservations made before can still be paid."}
-	case inventory.OutcomeKeyReused:
-		return &Problem{Slug: "key-reused", Title: "The idempotency key was used for another request", Status: http.StatusUnprocessableEntity,
-			Detail: "A key stands for one request with one body. Use a new one for a new request."}
-	case inventory.OutcomeClosed:
-		return &Problem{Slug: "closed", Title: "The sale is over", Status: http.StatusGone}
-	}
-	return problemUnavailable
 }
 
 // owned reads the reservation of the path, and hides it from a buyer who does not own it. Without a buyer the caller is

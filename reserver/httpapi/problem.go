@@ -41,30 +41,61 @@ type Problem struct {
 	Extra      map[string]any // extension members
 }
 
-func (p *Problem) write(w http.ResponseWriter) {
+// ready gives the answer as it is sent.
+func (p *Problem) ready() *readyAnswer {
 	body := map[string]any{"type": problemBase + p.Slug, "title": p.Title, "status": p.Status}
 	if p.Detail != "" {
 		body["detail"] = p.Detail
 	}
 	maps.Copy(body, p.Extra)
+	text := encode(body)
+	a := &readyAnswer{outcome: p.Slug, status: p.Status, body: text, length: []string{strconv.Itoa(len(text))}}
 	if p.RetryAfter > 0 {
-		w.Header().Set("Retry-After", strconv.FormatInt(int64((p.RetryAfter+time.Second-1)/time.Second), 10))
+		a.retryAfter = []string{strconv.FormatInt(int64((p.RetryAfter+time.Second-1)/time.Second), 10)}
 	}
-	writeJSON(w, p.Status, "application/problem+json", body)
+	return a
 }
 
-func writeJSON(w http.ResponseWriter, status int, contentType string, body any) {
+// readyAnswer is a problem as it is sent, any number of times. Header values are slices that all answers share.
+type readyAnswer struct {
+	outcome            string
+	status             int
+	body               []byte
+	length, retryAfter []string
+}
+
+var (
+	contentTypeProblem = []string{"application/problem+json"}
+	noStore            = []string{"no-store"}
+)
+
+func (a *readyAnswer) write(w http.ResponseWriter) (outcome string) {
+	h := w.Header()
+	h["Content-Type"], h["Cache-Control"], h["Content-Length"] = contentTypeProblem, noStore, a.length
+	if a.retryAfter != nil {
+		h["Retry-After"] = a.retryAfter
+	}
+	w.WriteHeader(a.status)
+	_, _ = w.Write(a.body) // the client may be gone; nothing is lost by that
+	return a.outcome
+}
+
+func encode(body any) []byte {
 	b, err := json.Marshal(body)
 	if err != nil { // bodies are maps and structs of plain values
 		panic(fmt.Sprintf("encoding an answer: %v", err))
 	}
+	return append(b, '\n')
+}
+
+func writeJSON(w http.ResponseWriter, status int, body any) {
 	h := w.Header()
-	h.Set("Content-Type", contentType)
+	h.Set("Content-Type", "application/json")
 	if h.Get("Cache-Control") == "" {
 		h.Set("Cache-Control", "no-store")
 	}
 	w.WriteHeader(status)
-	_, _ = w.Write(append(b, '\n')) // the client may be gone; nothing is lost by that
+	_, _ = w.Write(encode(body)) // the client may be gone; nothing is lost by that
 }
 
 // The problems that say nothing about the sale.

@@ -61,6 +61,6 @@ func (s *Server) stock(w http.ResponseWriter, _ *http.Request) string {
 	}
 	body := stockOf(v, time.Now())
 	w.Header().Set("Cache-Control", "max-age=1")
-	writeJSON(w, http.StatusOK, "application/json", body)
+	writeJSON(w, http.StatusOK, body)
 	return body.Phase
 }

@@ -198,7 +198,7 @@ func (s *Store) Repair(ctx context.Context, sale uuid.UUID) (changed Counts, err
 		}
 		rest := changed
 		rest.Available -= rows + removed - loaded
-		return tx.change(ctx, tally(sale, "repair", rest, 0))
+		return tx.change(ctx, tally(sale, "repair", rest, 0, 0))
 	})
 	return changed, err
 }

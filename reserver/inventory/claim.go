@@ -470,8 +470,8 @@ func (c *claim) assign(units []int64, free Counts, now, expires time.Time) []*Re
 	// In the order of their buyers, so that two batches with common buyers wait for, and do not deadlock with, each other; and
 	// the ids ascend in it too, so that rows are appended to the primary key.
 	slices.SortFunc(granted, func(a, b *Reservation) int { return cmp.Compare(a.Buyer, b.Buyer) })
-	for _, r := range granted {
-		r.ID = uuid.Must(uuid.NewV7())
+	for i, r := range granted {
+		r.ID = idAt(now, i)
 	}
 	return granted
 }
@@ -510,7 +510,7 @@ func (c *claim) grants(granted []*Reservation, units taken) []change {
 	return slices.Concat(c.newest(granted), units.give(c.sale, granted), []change{
 		writeWave(c.sale, granted[0].ExpiresAt, granted), // they were granted together, and lapse together
 		writeEvents(c.sale, eventHeld, granted),
-		tally(c.sale, c.shelf.line.name, Counts{Available: -n, Held: n}, c.shelf.next),
+		tally(c.sale, c.shelf.line.name, Counts{Available: -n, Held: n}, c.shelf.next, len(granted)),
 	})
 }
 
@@ -560,9 +560,10 @@ func (c *claim) lookUp(ctx context.Context, granted []*Reservation, commit *Comm
 	return nil
 }
 
-// tally adds to a line's counts.
-func tally(sale uuid.UUID, line string, counts Counts, next int64) change {
-	return changing(anyRows, "counting", `INSERT INTO flashsale_tally (sale_id, line, available, held, sold, next_unit) VALUES (?,?,?,?,?,?)
+// tally adds to a line's counts, and to the reservations that it made.
+func tally(sale uuid.UUID, line string, counts Counts, next int64, granted int) change {
+	return changing(anyRows, "counting", `INSERT INTO flashsale_tally (sale_id, line, available, held, sold, next_unit, granted) VALUES (?,?,?,?,?,?,?)
 		ON DUPLICATE KEY UPDATE available = available + VALUES(available), held = held + VALUES(held), sold = sold + VALUES(sold),
-		next_unit = GREATEST(next_unit, VALUES(next_unit))`, id(sale), line, counts.Available, counts.Held, counts.Sold, max(next, 1))
+		next_unit = GREATEST(next_unit, VALUES(next_unit)), granted = granted + VALUES(granted)`,
+		id(sale), line, counts.Available, counts.Held, counts.Sold, max(next, 1), granted)
 }

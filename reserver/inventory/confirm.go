@@ -106,7 +106,7 @@ func (c *confirmation) run(ctx context.Context, tx *queries) error {
 	confirming := changing(len(sales), "confirming reservations", v.text(")").String())
 	confirming.wrong = errLapsed // some hold, a moment ago: the next attempt sees which
 	return tx.change(ctx, confirming, writeLedger(c.sale, sales), writeEvents(c.sale, eventConfirmed, confirmed),
-		tally(c.sale, c.line, Counts{Held: -units, Sold: units}, 0))
+		tally(c.sale, c.line, Counts{Held: -units, Sold: units}, 0, 0))
 }
 
 // readPaid reads the sale, locks reservations, and reads the ledger's entries of their payments.
@@ -283,7 +283,7 @@ func (l *late) run(ctx context.Context, tx *queries) error {
 	r.State, r.PaymentID = Confirmed, l.payment.ID
 	l.answer = &r.Reservation
 	return tx.change(ctx, append(changes, writeLedger(l.sale, []sold{{l.answer, l.payment}}), writeEvents(l.sale, eventConfirmed, []*Reservation{l.answer}),
-		tally(l.sale, l.shelf.line.name, counts, l.shelf.next))...)
+		tally(l.sale, l.shelf.line.name, counts, l.shelf.next, 0))...)
 }
 
 // addBought keeps the newest reservation of the buyer telling what he bought with the others, of which r is one unless it

@@ -52,6 +52,7 @@ type Snapshot struct {
 	Sale
 	Counts
 	Now       time.Time // the instant
+	Granted   int64     // reservations ever made
 	Loaded    int64     // unit rows loaded
 	LoadedAt  time.Time // when the last one was in; zero while loading
 	ClosedAt  time.Time // zero until closed

@@ -240,5 +240,5 @@ func giveBack(sale uuid.UUID, line string, from State, ended []*Reservation) []c
 	if from == Confirmed {
 		counts.Held, counts.Sold = 0, -int64(n)
 	}
-	return []change{changing(n, "returning units", v.String()), tally(sale, line, counts, 0)}
+	return []change{changing(n, "returning units", v.String()), tally(sale, line, counts, 0, 0)}
 }

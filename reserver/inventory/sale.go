@@ -208,10 +208,10 @@ func insertUnits(sale uuid.UUID, first, last int64) string {
 }
 
 const snapshotSQL = `SELECT s.name, s.sku, s.units, s.starts_at, s.ends_at, s.hold_ttl_us, s.max_per_buyer, s.refuse_late, s.release_at_end, s.suspended, s.draining,
-	s.generation, s.loaded_at, s.opened_at, s.closed_at, s.announced, s.removed, UTC_TIMESTAMP(6), t.available, t.held, t.sold, t.loaded,
+	s.generation, s.loaded_at, s.opened_at, s.closed_at, s.announced, s.removed, UTC_TIMESTAMP(6), t.available, t.held, t.sold, t.granted, t.loaded,
 	(SELECT MIN(lapses_at) FROM flashsale_wave WHERE sale_id = ?)
 	FROM flashsale_sale s JOIN (
-		SELECT COALESCE(SUM(available), 0) AS available, COALESCE(SUM(held), 0) AS held, COALESCE(SUM(sold), 0) AS sold,
+		SELECT COALESCE(SUM(available), 0) AS available, COALESCE(SUM(held), 0) AS held, COALESCE(SUM(sold), 0) AS sold, COALESCE(SUM(granted), 0) AS granted,
 		COALESCE(SUM(IF(line = 'load', available, 0)), 0) AS loaded
 		FROM flashsale_tally WHERE sale_id = ?) t
 	WHERE s.sale_id = ?`
@@ -227,7 +227,7 @@ func readSnapshot(ctx context.Context, q *queries, sale uuid.UUID) (*Snapshot, e
 	var ttl int64
 	err := q.row(ctx, snapshotSQL, id(sale), id(sale), id(sale)).Scan(&snap.Name, &snap.SKU, &snap.Units, &snap.StartsAt, &ends, &ttl,
 		&snap.MaxPerBuyer, &snap.RefuseLate, &snap.ReleaseAtEnd, &snap.Suspended, &snap.Draining, &snap.Generation, &loadedAt, &openedAt, &closedAt, &snap.announced, &snap.removed,
-		&snap.Now, &snap.Available, &snap.Held, &snap.Sold, &snap.Loaded, &lapse)
+		&snap.Now, &snap.Available, &snap.Held, &snap.Sold, &snap.Granted, &snap.Loaded, &lapse)
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil, ErrNoSale
 	}

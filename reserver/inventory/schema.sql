@@ -48,7 +48,7 @@ CREATE TABLE IF NOT EXISTS flashsale_returned (
 -- expires_at, whether or not a sweeper came by.
 CREATE TABLE IF NOT EXISTS flashsale_reservation (
   sale_id        BINARY(16)       NOT NULL,
-  reservation_id BINARY(16)       NOT NULL COMMENT 'UUID version 7, made by the client',
+  reservation_id BINARY(16)       NOT NULL COMMENT 'UUID version 7, made by the client of the time granted_at: the newest are at the end',
   buyer          VARBINARY(128)   NOT NULL COMMENT 'compared byte by byte',
   superseded     INT UNSIGNED     NOT NULL DEFAULT 0 COMMENT '0 for the newest of its buyer; the others are numbered from 1',
   earlier        INT UNSIGNED     NOT NULL DEFAULT 0 COMMENT 'how many reservations the buyer had before',
@@ -124,16 +124,18 @@ CREATE TABLE IF NOT EXISTS flashsale_tally (
   held      BIGINT NOT NULL,
   sold      BIGINT NOT NULL,
   next_unit INT UNSIGNED NOT NULL DEFAULT 1 COMMENT 'where the line looks for fresh units next; a hint, never a truth',
+  granted   BIGINT NOT NULL DEFAULT 0 COMMENT 'reservations that the line made: a pod that has seen as many as there are knows all buyers',
   PRIMARY KEY (sale_id, line)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
 
--- What tables of version 1 lack. MySQL cannot say IF NOT EXISTS of a column: that it is there is an error here, which Migrate
+-- What tables of versions 1 and 2 lack. MySQL cannot say IF NOT EXISTS of a column: that it is there is an error here, which Migrate
 -- takes for success. A change of a table waits until nobody reads it, and all others wait behind it: an audit may read for minutes,
 -- so it must not wait for long.
 SET SESSION lock_wait_timeout = 3;
 ALTER TABLE flashsale_sale ADD COLUMN removed INT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'unit rows taken away by Shrink; unit numbers are not used again';
 ALTER TABLE flashsale_sale ADD COLUMN release_at_end BOOLEAN NOT NULL DEFAULT FALSE COMMENT 'holds lapse at the end of the sale, when that comes before their time is over';
 ALTER TABLE flashsale_sale ADD COLUMN opened_at DATETIME(6) NULL COMMENT 'when it opened, of a sale that was suspended or resumed since its start; else that is the later of starts_at and loaded_at';
+ALTER TABLE flashsale_tally ADD COLUMN granted BIGINT NOT NULL DEFAULT 0 COMMENT 'reservations that the line made: a pod that has seen as many as there are knows all buyers';
 
 CREATE TABLE IF NOT EXISTS flashsale_schema (
   version    INT UNSIGNED NOT NULL,

@@ -21,7 +21,7 @@ import (
 var schemaSQL string
 
 // schemaVersion is raised with every change of schema.sql.
-const schemaVersion = 2
+const schemaVersion = 3
 
 // Options of Open.
 type Options struct {

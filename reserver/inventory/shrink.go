@@ -106,7 +106,7 @@ func shrink(ctx context.Context, tx *queries, sale uuid.UUID, units, generation,
 		if top == 0 {
 			changes = append(changes, deleteUnits("taking returned units away", "flashsale_returned", sale, taken))
 		}
-		changes = append(changes, tally(sale, "shrink", Counts{Available: -n.taken}, 0))
+		changes = append(changes, tally(sale, "shrink", Counts{Available: -n.taken}, 0, 0))
 	}
 	return n, tx.change(ctx, changes...)
 }

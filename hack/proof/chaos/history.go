@@ -64,7 +64,7 @@ type history struct {
 // calls were answered. So a call of unknown outcome need not be guessed at: a claim that nobody was told of took effect if its
 // row is there. Only what later deeds have overwritten in the rows is left open.
 //
-// lag is how long a refusal from a pod's memory may be behind the rows.
+// lag is how long a refusal from a pod's memory may be behind the rows: of the shelf, and of what another pod granted the buyer.
 func (h *history) deeds(lag time.Duration) (*world, []porcupine.Operation, error) {
 	w := &world{units: h.units, limit: h.limit}
 	index := map[string]int{}
@@ -136,7 +136,7 @@ func (h *history) deeds(lag time.Duration) (*world, []porcupine.Operation, error
 			d.latest = h.clock.latest(r.grantedAt)
 			add(c.Client, d, c.Answer, max(c.Began, h.clock.earliest(r.grantedAt)), c.Ended)
 		case c.Answer == "sold-out" || c.Answer == "all-held" || c.Answer == "closed":
-			add(c.Client, deed{do: "nothing held", buyer: c.Buyer, reservation: -1}, "", c.Began, c.Ended)
+			add(c.Client, deed{do: "nothing held", buyer: c.Buyer, reservation: -1}, "", c.Began-lag.Nanoseconds(), c.Ended)
 			if c.Answer != "closed" {
 				d.do, d.batch = "shelf", h.batch(&c, index)
 				add(c.Client, d, c.Answer, c.Began-lag.Nanoseconds(), c.Ended)

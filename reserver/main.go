@@ -35,6 +35,7 @@ commands:
   serve   answer shoppers and the checkout over HTTP for one sale
   sweep   take expired holds back and post events to a webhook, for one sale, until stopped
   audit   prove the invariants of one sale, or of all, from the rows; prints JSON
+  keys    print new keys for "serve --keys", as JSON; with --rotate=FILE, those that follow on the file's
   repair  make the running counts of one sale equal its rows again, while it goes on; prints what was changed, as JSON
 
 Every flag can be given as an environment variable, FLASHSALE_ and its name in capitals: --sale-id is FLASHSALE_SALE_ID.
@@ -52,7 +53,7 @@ func run(args []string) (exitCode int) {
 		fmt.Fprint(os.Stderr, usage)
 		return 2
 	}
-	commands := map[string]func(context.Context, []string) error{"serve": serve, "sweep": sweep, "audit": audit, "repair": repair}
+	commands := map[string]func(context.Context, []string) error{"serve": serve, "sweep": sweep, "audit": audit, "repair": repair, "keys": printKeys}
 	command, known := commands[args[0]]
 	switch {
 	case args[0] == "--help" || args[0] == "-h" || args[0] == "help":
@@ -172,14 +173,12 @@ func serve(ctx context.Context, args []string) error {
 		unready  = c.flags.Duration("unready-for", 5*time.Second, "on shutdown, how long to go on serving after readiness went off, so that the Service has stopped sending")
 		grace    = c.flags.Duration("grace", 15*time.Second, "on shutdown, how long requests in flight may take after that")
 	)
-	admit := httpapi.DefaultAdmission
-	c.flags.StringVar(&admit.BuyerHeader, "buyer-header", admit.BuyerHeader, "HTTP header that names the buyer; only the shop's gateway may be able to set it")
-	c.flags.IntVar(&admit.MaxInFlight, "max-in-flight", admit.MaxInFlight, "claims that may wait for the database; more are told to come back")
+	admit := newAdmitFlags(c.flags)
 	if err := c.parse(args, true); err != nil {
 		return err
 	}
-	if admit.BuyerHeader == "" || admit.MaxInFlight < 1 {
-		return usageError("--buyer-header must not be empty, and --max-in-flight must be positive")
+	if err := admit.check(); err != nil {
+		return err
 	}
 	if os.Getenv("GOGC") == "" {
 		// The heap is small and the requests in flight are many: at the default, a fifth of the time goes to scanning their
@@ -198,9 +197,15 @@ func serve(ctx context.Context, args []string) error {
 		return nil
 	}
 	defer func() { _ = store.Close() }()
-	api := httpapi.New(store, c.sale, *pod, admit, registry, c.log)
-	health.SetReady(api.Ready)
 	running, stopRunning := context.WithCancel(context.Background())
+	defer stopRunning()
+	config, err := admit.config(running, c.log)
+	if err != nil {
+		return err
+	}
+	config.Pod = *pod
+	api := httpapi.New(store, c.sale, config, registry, c.log)
+	health.SetReady(api.Ready)
 	var wg sync.WaitGroup
 	wg.Go(func() { api.Run(running) })
 	stopAPI, err := listenAndServe(*listen, api.Handler(), c.log)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"flashsale.dev/operator/reserver/keys"
 	"flashsale.dev/operator/test/testmysql"
 )
 
@@ -43,6 +44,13 @@ func TestExitCodes(t *testing.T) {
 		{"help of a command", []string{"serve", "--help"}, 0},
 		{"unknown flag", []string{"audit", "--fast"}, 2},
 		{"a sale that is no UID", []string{"serve", "--sale-id=phones"}, 2},
+		{"nobody says who buyers are", []string{"serve", "--sale-id=" + sale.ID.String()}, 2},
+		{"a proxy that is no CIDR", []string{"serve", "--sale-id=" + sale.ID.String(), "--trusted-proxies=gateway"}, 2},
+		{"tokens of any issuer", []string{"serve", "--sale-id=" + sale.ID.String(), "--jwt-jwks=https://shop.example/jwks.json"}, 2},
+		{"a burst of none", []string{"serve", "--sale-id=" + sale.ID.String(), "--trusted-proxies=10.0.0.0/8", "--buyer-burst=0"}, 2},
+		{"new keys", []string{"keys"}, 0},
+		{"keys after others", []string{"keys", "--rotate=" + keyFile(t)}, 0},
+		{"keys after nothing", []string{"keys", "--rotate=/does/not/exist"}, 1},
 		{"an interval that is none", []string{"sweep", "--sale-id=" + sale.ID.String(), "--interval=0s"}, 2},
 		{"a sale that does not exist", []string{"audit", "--sale-id=00000000-0000-0000-0000-000000000001"}, 1},
 		{"no such Secret", []string{"audit", "--database=/does/not/exist"}, 1},
@@ -70,6 +78,15 @@ func TestExitCodes(t *testing.T) {
 	if got := run([]string{"audit"}); got != 0 {
 		t.Errorf("the counts are repaired, and the exit code is %d", got)
 	}
+}
+
+func keyFile(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), keys.FileName)
+	if err := os.WriteFile(path, keys.New(1).Encode(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 func freeAddress(t *testing.T) string {
@@ -109,7 +126,8 @@ func TestServeEndsGracefully(t *testing.T) {
 	defer terminate()
 	ended := make(chan error, 1)
 	go func() {
-		ended <- serve(ctx, []string{"--database=" + secretFile(t, dsn), "--sale-id=" + sale.ID.String(), "--listen=" + api, "--admin=" + admin, "--unready-for=500ms"})
+		ended <- serve(ctx, []string{"--database=" + secretFile(t, dsn), "--sale-id=" + sale.ID.String(), "--listen=" + api, "--admin=" + admin, "--unready-for=500ms",
+			"--trusted-proxies=127.0.0.0/8", "--keys=" + keyFile(t)})
 	}()
 	ready := func() int { status, _ := get(t, "http://"+admin+"/readyz"); return status }
 	testmysql.Eventually(t, "the pod is ready", func() bool { return ready() == http.StatusOK })

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"flashsale.dev/operator/reserver/admission"
 	"flashsale.dev/operator/reserver/inventory"
 )
 
@@ -102,7 +103,7 @@ type confirmBody struct {
 }
 
 func (b *confirmBody) check() (paidAt time.Time, p *Problem) {
-	if !validID(b.PaymentID) {
+	if !admission.ValidID(b.PaymentID) {
 		return paidAt, problemInvalid(fmt.Sprintf("paymentId must be 1 to %d bytes of printable ASCII.", inventory.MaxIDLength))
 	}
 	if b.PaidAt != nil {
@@ -126,33 +127,8 @@ func idempotencyKey(r *http.Request) (string, *Problem) {
 	if len(values) == 0 {
 		return "", nil
 	}
-	if len(values) > 1 || !validID(values[0]) {
+	if len(values) > 1 || !admission.ValidID(values[0]) {
 		return "", problemInvalid(fmt.Sprintf("Idempotency-Key must be sent once, and be 1 to %d bytes of printable ASCII without spaces.", inventory.MaxIDLength))
-	}
-	return values[0], nil
-}
-
-// validID accepts what can safely stand in headers, logs and keys.
-func validID(s string) bool {
-	if len(s) == 0 || len(s) > inventory.MaxIDLength {
-		return false
-	}
-	for i := range len(s) {
-		if s[i] <= ' ' || s[i] > '~' {
-			return false
-		}
-	}
-	return true
-}
-
-// buyer gives the buyer that the gateway names, or "" when it names none.
-func (s *Server) buyer(r *http.Request) (string, *Problem) {
-	values := r.Header.Values(s.header)
-	if len(values) == 0 {
-		return "", nil
-	}
-	if len(values) > 1 || !validID(values[0]) {
-		return "", problemUnauthenticated
 	}
 	return values[0], nil
 }

@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"flashsale.dev/operator/reserver/httpapi"
 	"flashsale.dev/operator/test/testmysql"
 )
 
@@ -72,7 +71,7 @@ func (l *listener) until(phase string) map[string]any {
 func TestEventsTellOfASalesWholeLife(t *testing.T) {
 	store := testmysql.Store(t)
 	sale := testmysql.Sale(1).Window(2*time.Second, time.Hour).In(t, store)
-	running, api := podWith(t, store, sale, httpapi.DefaultAdmission)
+	running, api := podWith(t, store, sale, config(t))
 	server := httptest.NewUnstartedServer(api.Handler())
 	server.Config.ReadTimeout, server.Config.WriteTimeout = 100*time.Millisecond, 100*time.Millisecond
 	server.Start()

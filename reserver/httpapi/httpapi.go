@@ -26,17 +26,17 @@ const (
 	linePlaces  = 20_000           // payments and releases that may wait for a transaction, each
 	answerLimit = 10 * time.Second // longest a shopper waits
 	lines       = 2                // claim transactions at once, and confirmations: while one waits for the disk, the next is made
+	keysEvery   = 5 * time.Second  // how often the file of keys is looked at
 	refundRows  = 8                // tally rows that refunds of a pod spread over, so as not to wait for each other
 )
 
-// Admission says who is let through to the claim.
-type Admission struct {
-	BuyerHeader string // names the buyer; the shop's gateway sets it
-	MaxInFlight int    // claims that may wait for a transaction
+// Config is what a server needs to know beside its sale.
+type Config struct {
+	Pod         string // unique among the sale's processes
+	Identity    admission.Identity
+	Limits      admission.Limits
+	MaxInFlight int // claims that may wait for a transaction
 }
-
-// DefaultAdmission is what a sale has that says nothing about it.
-var DefaultAdmission = Admission{BuyerHeader: "X-Buyer-Id", MaxInFlight: 20_000}
 
 // Server serves one sale. Make it with New, keep Run running, and serve Handler.
 type Server struct {
@@ -44,7 +44,8 @@ type Server struct {
 	sale     uuid.UUID
 	pod      string
 	log      *slog.Logger
-	header   string
+	identity admission.Identity
+	limits   admission.Limits
 	watch    *admission.Watch
 	claims   *admission.Queue[inventory.Request, inventory.Result]
 	lookUp   *admission.Queue[inventory.Request, inventory.Result]
@@ -59,11 +60,13 @@ type Server struct {
 	answers  *prometheus.CounterVec
 	seconds  *prometheus.HistogramVec
 	batches  prometheus.Histogram
+	lookUps  prometheus.Counter
 }
 
-// New makes a server for a sale; pod is a name unique among the sale's processes.
-func New(store *inventory.Store, sale uuid.UUID, pod string, admit Admission, registry *prometheus.Registry, log *slog.Logger) *Server {
-	s := &Server{store: store, sale: sale, pod: pod, log: log, header: admit.BuyerHeader, registry: registry, feed: feed{ended: make(chan struct{})}}
+// New makes a server for a sale.
+func New(store *inventory.Store, sale uuid.UUID, config Config, registry *prometheus.Registry, log *slog.Logger) *Server {
+	pod := config.Pod
+	s := &Server{store: store, sale: sale, pod: pod, log: log, identity: config.Identity, limits: config.Limits, registry: registry, feed: feed{ended: make(chan struct{})}}
 	s.watch = admission.NewWatch(store, sale, log, func(v *admission.View) {
 		s.ready.Store(prepare(v))
 		s.tell(v)
@@ -90,12 +93,13 @@ func New(store *inventory.Store, sale uuid.UUID, pod string, admit Admission, re
 			return store.Confirm(ctx, sale, desk, batch)
 		})
 	}
-	s.claims = admission.NewQueue(admit.MaxInFlight, quantity, claims...)
+	s.claims = admission.NewQueue(config.MaxInFlight, quantity, claims...)
 	s.pay = admission.NewQueue(linePlaces, func(inventory.Payment) int { return 1 }, pays...) // its units stay where they are
 	s.releases = admission.NewQueue(linePlaces, func(uuid.UUID) int { return 1 }, func(ctx context.Context, batch []uuid.UUID) ([]inventory.Settlement, error) {
 		return store.Release(ctx, sale, pod+"/release", batch)
 	})
-	s.lookUp = admission.NewQueue(admit.MaxInFlight, quantity, func(ctx context.Context, batch []inventory.Request) ([]inventory.Result, error) {
+	s.lookUp = admission.NewQueue(config.MaxInFlight, quantity, func(ctx context.Context, batch []inventory.Request) ([]inventory.Result, error) {
+		s.lookUps.Add(float64(len(batch)))
 		return store.LookUp(ctx, sale, s.watch.View().MaxPerBuyer, batch)
 	})
 	s.register()
@@ -109,6 +113,8 @@ func (s *Server) register() {
 		Help: "Time to answer, by call.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 15)}, []string{"call"})
 	s.batches = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "flashsale_claim_batch_requests",
 		Help: "Requests that shared a transaction.", Buckets: prometheus.ExponentialBuckets(1, 2, 10)})
+	s.lookUps = prometheus.NewCounter(prometheus.CounterOpts{Name: "flashsale_look_ups_total",
+		Help: "Requests that memory could not refuse, because their buyer may have a reservation, though it knew that there is nothing."})
 	units := func(state string, get func(*admission.View) int64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "flashsale_units", Help: "Units of the sale by state, as this pod sees them.",
 			ConstLabels: prometheus.Labels{"state": state}}, func() float64 {
@@ -118,7 +124,7 @@ func (s *Server) register() {
 			return 0
 		})
 	}
-	s.registry.MustRegister(s.answers, s.seconds, s.batches,
+	s.registry.MustRegister(s.answers, s.seconds, s.batches, s.lookUps,
 		units("available", func(v *admission.View) int64 { return v.Available }),
 		units("held", func(v *admission.View) int64 { return v.Held }),
 		units("sold", func(v *admission.View) int64 { return v.Sold }),
@@ -151,6 +157,7 @@ func (s *Server) Run(ctx context.Context) {
 	go s.pay.Run(ctx)
 	go s.releases.Run(ctx)
 	go s.lookUp.Run(ctx)
+	go s.identity.Keys.Follow(ctx, keysEvery, s.log)
 	s.watch.Run(ctx, func(ctx context.Context) {
 		n, err := s.store.Sweep(ctx, s.sale, s.pod, 500)
 		if err == nil && n > 0 {
@@ -227,16 +234,17 @@ func (s *Server) Handler() http.Handler {
 			seen[r.Method].count(c(w, r), began)
 		})
 	}
-	reserve := map[string]call{http.MethodPost: s.reserve}
+	reserve := map[string]call{http.MethodPost: s.admit(s.reserve)}
 	stock := map[string]call{http.MethodGet: s.stock, http.MethodHead: s.stock}
 	route("/v1/reservations", reserve)
 	route("/reserve", reserve)
-	route("/v1/reservations/{id}", map[string]call{http.MethodGet: s.status, http.MethodDelete: s.release})
-	route("/v1/reservations/{id}/confirm", map[string]call{http.MethodPost: s.confirm})
-	route("/v1/reservations/{id}/refund", map[string]call{http.MethodPost: s.refund})
+	route("/v1/reservations/{id}", map[string]call{http.MethodGet: s.admit(s.status), http.MethodDelete: s.admit(s.release)})
+	route("/v1/reservations/{id}/confirm", map[string]call{http.MethodPost: s.admit(checkoutOnly(s.confirm))})
+	route("/v1/reservations/{id}/refund", map[string]call{http.MethodPost: s.admit(checkoutOnly(s.refund))})
 	route("/v1/stock", stock)
 	route("/stock", stock)
 	route("/v1/events", map[string]call{http.MethodGet: s.events})
+	route("/.well-known/jwks.json", map[string]call{http.MethodGet: s.jwks, http.MethodHead: s.jwks})
 	route("/problems/{slug}", map[string]call{http.MethodGet: s.problemPage, http.MethodHead: s.problemPage})
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { refuse(w, problemNotFound) })
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -260,6 +268,49 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, doing string, err 
 	return refuse(w, problemUnavailable)
 }
 
+// admittedCall answers a request whose caller was looked at.
+type admittedCall func(w http.ResponseWriter, r *http.Request, c *admission.Caller) (outcome string)
+
+// admit finds out who calls, and whether he calls too often.
+func (s *Server) admit(f admittedCall) call {
+	foreign := http.NewCrossOriginProtection()
+	return func(w http.ResponseWriter, r *http.Request) string {
+		c, err := s.identity.Identify(r)
+		if allowance := s.limits.Take(&c, time.Now()); !allowance.OK || allowance.Scarce() {
+			h := w.Header()
+			h["Ratelimit-Policy"], h["Ratelimit"] = allowance.Headers()
+			if !allowance.OK {
+				return refuse(w, &Problem{Slug: "rate-limited", Title: "Too many requests", Status: http.StatusTooManyRequests, RetryAfter: allowance.RetryAfter()})
+			}
+		}
+		switch {
+		case err != nil:
+			return unauthenticated(w, problemCredential)
+		case c.Ambient && foreign.Check(r) != nil:
+			return refuse(w, problemCrossOrigin)
+		}
+		return f(w, r, &c)
+	}
+}
+
+// checkoutOnly refuses all but the checkout.
+func checkoutOnly(f admittedCall) admittedCall {
+	return func(w http.ResponseWriter, r *http.Request, c *admission.Caller) string {
+		switch {
+		case c.Checkout:
+			return f(w, r, c)
+		case c.Buyer == "":
+			return unauthenticated(w, problemUnauthenticated)
+		}
+		return refuse(w, problemCheckoutOnly)
+	}
+}
+
+func unauthenticated(w http.ResponseWriter, p *Problem) string {
+	w.Header().Set("WWW-Authenticate", "Bearer")
+	return refuse(w, p)
+}
+
 type reservationJSON struct {
 	ID        uuid.UUID `json:"id"`
 	State     string    `json:"state"`
@@ -269,44 +320,43 @@ type reservationJSON struct {
 	PaymentID string    `json:"paymentId,omitempty"`
 	Reason    string    `json:"reason,omitempty"`    // of a refund due
 	Restocked *bool     `json:"restocked,omitempty"` // of a refunded one
+	Token     string    `json:"token,omitempty"`     // of a live hold
 }
 
-func writeReservation(w http.ResponseWriter, status int, r *inventory.Reservation) string {
+func (s *Server) writeReservation(w http.ResponseWriter, status int, r *inventory.Reservation) string {
 	body := reservationJSON{ID: r.ID, State: r.State.String(), Quantity: r.Quantity, GrantedAt: r.GrantedAt, ExpiresAt: r.ExpiresAt,
 		PaymentID: r.PaymentID, Reason: r.Reason}
 	if restocked := r.State == inventory.Refunded; restocked || r.State == inventory.RefundedKept {
 		body.Restocked = &restocked
 	}
+	if v := s.watch.View(); r.State == inventory.Held && v != nil {
+		body.Token = sign(&s.identity.Keys.Ring().Keys[0], s.sale, v.SKU, r)
+	}
 	writeJSON(w, status, body)
 	return strings.ToLower(r.State.String())
 }
 
-// owned reads the reservation of the path, and hides it from a buyer who does not own it. Without a buyer the caller is
-// the checkout, which knows the unguessable id.
-func (s *Server) owned(ctx context.Context, r *http.Request) (uuid.UUID, *Problem, error) {
+// owned reads the reservation's id in the path, and hides the reservation from a buyer who does not own it.
+func (s *Server) owned(ctx context.Context, r *http.Request, c *admission.Caller) (uuid.UUID, *Problem, error) {
 	rid, p := reservationID(r)
-	if p != nil {
+	if p != nil || c.Checkout {
 		return rid, p, nil
-	}
-	name, p := s.buyer(r)
-	if p != nil {
-		return rid, p, nil
-	}
-	if name == "" {
-		return rid, nil, nil
 	}
 	res, err := s.store.Reservation(ctx, s.sale, rid)
-	if errors.Is(err, inventory.ErrNotFound) || err == nil && res.Buyer != name {
+	if errors.Is(err, inventory.ErrNotFound) || err == nil && res.Buyer != c.Buyer {
 		return rid, problemUnknown, nil
 	}
 	return rid, nil, err
 }
 
 // change runs a call on the reservation of the path, and answers its state or why not.
-func (s *Server) change(w http.ResponseWriter, r *http.Request, doing string, f func(ctx context.Context, rid uuid.UUID) (*inventory.Reservation, error)) string {
+func (s *Server) change(w http.ResponseWriter, r *http.Request, c *admission.Caller, doing string, f func(ctx context.Context, rid uuid.UUID) (*inventory.Reservation, error)) string {
+	if !c.Checkout && c.Buyer == "" {
+		return unauthenticated(w, problemUnauthenticated)
+	}
 	ctx, cancel := context.WithTimeout(r.Context(), answerLimit)
 	defer cancel()
-	rid, p, err := s.owned(ctx, r)
+	rid, p, err := s.owned(ctx, r, c)
 	if p != nil {
 		return refuse(w, p)
 	}
@@ -319,7 +369,7 @@ func (s *Server) change(w http.ResponseWriter, r *http.Request, doing string, f 
 	}
 	switch {
 	case err == nil:
-		return writeReservation(w, http.StatusOK, res)
+		return s.writeReservation(w, http.StatusOK, res)
 	case errors.Is(err, inventory.ErrNotFound):
 		return refuse(w, problemUnknown)
 	case errors.Is(err, inventory.ErrNotConfirmed):
@@ -335,22 +385,22 @@ func (s *Server) change(w http.ResponseWriter, r *http.Request, doing string, f 
 }
 
 // status answers GET /v1/reservations/{id}.
-func (s *Server) status(w http.ResponseWriter, r *http.Request) string {
-	return s.change(w, r, "read a reservation", func(ctx context.Context, rid uuid.UUID) (*inventory.Reservation, error) {
+func (s *Server) status(w http.ResponseWriter, r *http.Request, c *admission.Caller) string {
+	return s.change(w, r, c, "read a reservation", func(ctx context.Context, rid uuid.UUID) (*inventory.Reservation, error) {
 		return s.store.Reservation(ctx, s.sale, rid)
 	})
 }
 
 // release answers DELETE /v1/reservations/{id}.
-func (s *Server) release(w http.ResponseWriter, r *http.Request) string {
-	return s.change(w, r, "release a reservation", func(ctx context.Context, rid uuid.UUID) (*inventory.Reservation, error) {
+func (s *Server) release(w http.ResponseWriter, r *http.Request, c *admission.Caller) string {
+	return s.change(w, r, c, "release a reservation", func(ctx context.Context, rid uuid.UUID) (*inventory.Reservation, error) {
 		defer s.watch.Nudge()
 		return settled(s.releases.Ask(ctx, rid))
 	})
 }
 
 // confirm answers POST /v1/reservations/{id}/confirm.
-func (s *Server) confirm(w http.ResponseWriter, r *http.Request) string {
+func (s *Server) confirm(w http.ResponseWriter, r *http.Request, c *admission.Caller) string {
 	var body confirmBody
 	if p := decode(w, r, &body); p != nil {
 		return refuse(w, p)
@@ -359,7 +409,7 @@ func (s *Server) confirm(w http.ResponseWriter, r *http.Request) string {
 	if p != nil {
 		return refuse(w, p)
 	}
-	return s.change(w, r, "confirm a reservation", func(ctx context.Context, rid uuid.UUID) (*inventory.Reservation, error) {
+	return s.change(w, r, c, "confirm a reservation", func(ctx context.Context, rid uuid.UUID) (*inventory.Reservation, error) {
 		return settled(s.pay.Ask(ctx, inventory.Payment{Reservation: rid, ID: body.PaymentID, PaidAt: paidAt}))
 	})
 }
@@ -371,16 +421,13 @@ func settled(answer inventory.Settlement, err error) (*inventory.Reservation, er
 	return answer.Reservation, answer.Err
 }
 
-// refund answers POST /v1/reservations/{id}/refund. It is the checkout's alone, which pays the money back.
-func (s *Server) refund(w http.ResponseWriter, r *http.Request) string {
-	if len(r.Header.Values(s.header)) > 0 {
-		return refuse(w, problemCheckoutOnly)
-	}
+// refund answers POST /v1/reservations/{id}/refund.
+func (s *Server) refund(w http.ResponseWriter, r *http.Request, c *admission.Caller) string {
 	body := refundBody{Restock: true}
 	if p := decode(w, r, &body); p != nil {
 		return refuse(w, p)
 	}
-	return s.change(w, r, "refund a reservation", func(ctx context.Context, rid uuid.UUID) (*inventory.Reservation, error) {
+	return s.change(w, r, c, "refund a reservation", func(ctx context.Context, rid uuid.UUID) (*inventory.Reservation, error) {
 		defer s.watch.Nudge()
 		return s.store.Refund(ctx, s.sale, rid, s.tallyRow(), body.Restock)
 	})

@@ -8,7 +8,9 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,21 +20,48 @@ import (
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"flashsale.dev/operator/reserver/admission"
 	"flashsale.dev/operator/reserver/httpapi"
 	"flashsale.dev/operator/reserver/inventory"
+	"flashsale.dev/operator/reserver/keys"
 	"flashsale.dev/operator/test/testmysql"
 )
+
+// theKeys are those of all pods in these tests.
+var theKeys = keys.New(1)
+
+// config believes whoever connects from this machine, and sets no limits.
+func config(t testing.TB) httpapi.Config {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), keys.FileName)
+	if err := os.WriteFile(path, theKeys.Encode(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	file, err := keys.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return httpapi.Config{Pod: "pod-" + uuid.NewString()[:8], MaxInFlight: 20_000,
+		Identity: admission.Identity{Header: "X-Buyer-Id", Proxies: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, Keys: file}}
+}
 
 // pod serves a sale over HTTP until the test ends.
 func pod(t testing.TB, store *inventory.Store, sale inventory.Sale) *httptest.Server {
 	t.Helper()
-	server, _ := podWith(t, store, sale, httpapi.DefaultAdmission)
+	server, _ := podWith(t, store, sale, config(t))
 	return server
 }
 
-func podWith(t testing.TB, store *inventory.Store, sale inventory.Sale, admit httpapi.Admission) (*httptest.Server, *httpapi.Server) {
+func podWith(t testing.TB, store *inventory.Store, sale inventory.Sale, c httpapi.Config) (*httptest.Server, *httpapi.Server) {
 	t.Helper()
-	api := httpapi.New(store, sale.ID, "pod-"+uuid.NewString()[:8], admit, prometheus.NewRegistry(), slog.New(slog.NewTextHandler(io.Discard, nil)))
+	server, api, _ := podWithMetrics(t, store, sale, c)
+	return server, api
+}
+
+func podWithMetrics(t testing.TB, store *inventory.Store, sale inventory.Sale, c httpapi.Config) (*httptest.Server, *httpapi.Server, *prometheus.Registry) {
+	t.Helper()
+	registry := prometheus.NewRegistry()
+	api := httpapi.New(store, sale.ID, c, registry, slog.New(slog.NewTextHandler(io.Discard, nil)))
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { api.Run(ctx) })
@@ -40,7 +69,7 @@ func podWith(t testing.TB, store *inventory.Store, sale inventory.Sale, admit ht
 	server.Client().Transport.(*http.Transport).MaxIdleConnsPerHost = 256
 	t.Cleanup(func() { server.Close(); cancel(); wg.Wait() })
 	testmysql.Eventually(t, "the pod is ready", func() bool { return api.Ready() == nil })
-	return server, api
+	return server, api, registry
 }
 
 type response struct {
@@ -57,6 +86,7 @@ func (r response) kind() string {
 	return fmt.Sprintf("%d %v", r.status, r.body["state"])
 }
 
+// call makes a call of a buyer, or, without one, of the checkout.
 func call(t testing.TB, server *httptest.Server, method, path, buyer, body string) response {
 	t.Helper()
 	return callWithKey(t, server, method, path, buyer, "", body)
@@ -70,6 +100,8 @@ func callWithKey(t testing.TB, server *httptest.Server, method, path, buyer, key
 	}
 	if buyer != "" {
 		request.Header.Set("X-Buyer-Id", buyer)
+	} else {
+		request.Header.Set("Authorization", "Bearer "+theKeys.Current.CheckoutToken)
 	}
 	if key != "" {
 		request.Header.Set("Idempotency-Key", key)
@@ -434,7 +466,7 @@ func TestCase052(t *testing.T) {
 func TestShutdownEndsConnections(t *testing.T) {
 	store := testmysql.Store(t)
 	sale := testmysql.Sale(5).In(t, store)
-	server, api := podWith(t, store, sale, httpapi.DefaultAdmission)
+	server, api := podWith(t, store, sale, config(t))
 	get := func() *http.Response {
 		response, err := server.Client().Get(server.URL + "/v1/stock")
 		if err != nil {
@@ -458,7 +490,9 @@ func TestShutdownEndsConnections(t *testing.T) {
 func TestBuyerHeader(t *testing.T) {
 	store := testmysql.Store(t)
 	sale := testmysql.Sale(5).In(t, store)
-	server, _ := podWith(t, store, sale, httpapi.Admission{BuyerHeader: "X-Customer", MaxInFlight: 10})
+	c := config(t)
+	c.Identity.Header = "X-Customer"
+	server, _ := podWith(t, store, sale, c)
 	for header, want := range map[string]int{"X-Customer": http.StatusCreated, "X-Buyer-Id": http.StatusUnauthorized} {
 		request, err := http.NewRequest(http.MethodPost, server.URL+"/v1/reservations", nil)
 		if err != nil {

@@ -100,11 +100,14 @@ func writeJSON(w http.ResponseWriter, status int, body any) {
 
 // The problems that say nothing about the sale.
 var (
-	problemUnauthenticated = &Problem{Slug: "unauthenticated", Title: "No buyer", Status: http.StatusUnauthorized,
-		Detail: "The header that names the buyer is missing, empty, longer than 128 bytes or not printable ASCII; the shop's gateway sets it."}
+	problemUnauthenticated = &Problem{Slug: "unauthenticated", Title: "Nobody is signed in", Status: http.StatusUnauthorized,
+		Detail: "The request says nothing of who makes it that could be believed."}
+	problemCredential = &Problem{Slug: "unauthenticated", Title: "The credential is not accepted", Status: http.StatusUnauthorized,
+		Detail: "The token, or the header that names the buyer, is not what it should be, or no more."}
 	problemCheckoutOnly = &Problem{Slug: "checkout-only", Title: "This call is the checkout's", Status: http.StatusForbidden,
-		Detail: "A request that the gateway marks with a buyer comes from a shopper."}
-	problemListeners = &Problem{Slug: "busy", Title: "Try again", Status: http.StatusServiceUnavailable, RetryAfter: 5 * time.Second,
+		Detail: "Buyers cannot confirm or refund."}
+	problemCrossOrigin = &Problem{Slug: "cross-origin", Title: "Another site made the browser send this", Status: http.StatusForbidden}
+	problemListeners   = &Problem{Slug: "busy", Title: "Try again", Status: http.StatusServiceUnavailable, RetryAfter: 5 * time.Second,
 		Detail: "The pod streams events to as many as it can. GET /v1/stock tells the same."}
 	problemTooLarge    = &Problem{Slug: "too-large", Title: "The body is larger than 64 KiB", Status: http.StatusRequestEntityTooLarge}
 	problemNotFound    = &Problem{Slug: "not-found", Title: "No such resource", Status: http.StatusNotFound}

@@ -11,15 +11,13 @@ import (
 )
 
 // reserve answers POST /v1/reservations.
-func (s *Server) reserve(w http.ResponseWriter, r *http.Request) string {
-	name, p := s.buyer(r)
-	if p == nil && name == "" {
-		p = problemUnauthenticated
+func (s *Server) reserve(w http.ResponseWriter, r *http.Request, c *admission.Caller) string {
+	name := c.Buyer
+	if name == "" {
+		return unauthenticated(w, problemUnauthenticated)
 	}
-	key, quantity := "", 0
-	if p == nil {
-		key, p = idempotencyKey(r)
-	}
+	quantity := 0
+	key, p := idempotencyKey(r)
 	if p == nil {
 		quantity, p = decodeQuantity(w, r)
 	}
@@ -39,10 +37,10 @@ func (s *Server) reserve(w http.ResponseWriter, r *http.Request) string {
 	if result.Reservation != nil {
 		w.Header().Set("Location", "/v1/reservations/"+result.Reservation.ID.String())
 		if result.Outcome == inventory.OutcomeReplay {
-			writeReservation(w, http.StatusOK, result.Reservation)
+			s.writeReservation(w, http.StatusOK, result.Reservation)
 			return "replay"
 		}
-		return writeReservation(w, http.StatusCreated, result.Reservation)
+		return s.writeReservation(w, http.StatusCreated, result.Reservation)
 	}
 	return refuse(w, refusal(s.watch.View(), result, quantity))
 }

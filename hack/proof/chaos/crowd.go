@@ -153,6 +153,9 @@ func (c *crowd) do(ctx context.Context, about call, pod int) call {
 }
 
 func send(request *http.Request) (status int, body []byte, err error) {
+	if request.Header.Get("X-Buyer-Id") == "" {
+		request.Header.Set("Authorization", "Bearer "+theKeys.Current.CheckoutToken)
+	}
 	answer, err := httpClient.Do(request)
 	if err != nil {
 		return 0, nil, err

@@ -89,8 +89,11 @@ func TestModel(t *testing.T) {
 			saying(2000, 2010, "all-held", reserve("bob", "", 1))},
 			[]reservationRow{row("r1", "ann", 1, confirmed, 5, 65)}, []ledgerRow{{"p1", "r1", "", at(65)}}, porcupine.Illegal},
 		{"a buyer with a live hold is refused", 2, []call{
-			saying(0, 10, "granted", reserve("ann", "r1", 2)), saying(100, 110, "all-held", reserve("ann", "", 1))},
+			saying(0, 10, "granted", reserve("ann", "r1", 2)), saying(2100, 2110, "all-held", reserve("ann", "", 1))},
 			[]reservationRow{row("r1", "ann", 2, held, 5, 0)}, nil, porcupine.Illegal},
+		{"a buyer is refused whom another pod has just granted a hold", 2, []call{
+			saying(0, 10, "granted", reserve("ann", "r1", 2)), saying(100, 110, "all-held", reserve("ann", "", 1))},
+			[]reservationRow{row("r1", "ann", 2, held, 5, 0)}, nil, porcupine.Ok},
 		{"more than the limit", 9, []call{
 			saying(0, 10, "granted", reserve("ann", "r1", 2)), saying(60, 70, "confirmed", pay("r1", "p1")),
 			saying(80, 90, "granted", reserve("ann", "r2", 2))},

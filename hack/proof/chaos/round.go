@@ -19,6 +19,7 @@ import (
 	"github.com/google/uuid"
 
 	"flashsale.dev/operator/reserver/inventory"
+	"flashsale.dev/operator/reserver/keys"
 )
 
 const (
@@ -36,13 +37,21 @@ type harness struct {
 	binaries binaries
 	proxies  *proxies
 	folder   string // for logs and evidence
+	keys     string // file, of the pods
 }
+
+// theKeys are those of all pods; the crowd is the checkout, too.
+var theKeys = keys.New(1)
 
 // newHarness builds the reservers and starts MySQL. Close it.
 func newHarness(ctx context.Context, root, instance string, say func(string)) (h *harness, err error) {
 	h = &harness{proxies: newProxies()}
 	if h.folder, err = os.MkdirTemp("", "chaos-"); err != nil {
 		return nil, err
+	}
+	h.keys = filepath.Join(h.folder, keys.FileName)
+	if err := os.WriteFile(h.keys, theKeys.Encode(), 0o600); err != nil {
+		return h, err
 	}
 	say("building the reserver, and two with a wrong clock ...")
 	if h.binaries, err = build(ctx, root, h.folder); err != nil {
@@ -281,7 +290,7 @@ func (r *round) pod(name, command string, off time.Duration) (*pod, error) {
 		if p.api, err = freeAddress(); err != nil {
 			return nil, err
 		}
-		args = append(args, "--listen="+p.api)
+		args = append(args, "--listen="+p.api, "--trusted-proxies=127.0.0.0/8", "--buyer-rate=0", "--keys="+r.keys)
 	}
 	log, err := os.Create(filepath.Join(r.folder, name+".log"))
 	if err != nil {

@@ -65,6 +65,9 @@ spec:
         image: {{.Image}}
         imagePullPolicy: IfNotPresent
         command: {{.Command}}
+        {{- if .Checkout}}
+        env: [{name: CHECKOUT_TOKEN, valueFrom: {secretKeyRef: {name: {{.Checkout}}-checkout, key: token}}}]
+        {{- end}}
         volumeMounts: [{name: database, mountPath: /etc/flashsale/database}]
         securityContext: {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: [ALL]}}
 `))
@@ -128,7 +131,7 @@ func (d *demo) play(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = d.startJob(ctx, "shop", d.shop, []string{"/demo", "shop", "--url=http://" + ip, fmt.Sprint("--clicks=", d.clicks)})
+	err = d.startJob(ctx, "shop", d.shop, sale, []string{"/demo", "shop", "--url=http://" + ip, fmt.Sprint("--clicks=", d.clicks)})
 	if err != nil {
 		return err
 	}
@@ -184,7 +187,7 @@ func (d *demo) end(ctx context.Context) error {
 	}
 	d.say("Auditing the rows")
 	uid := d.get(ctx, "{.metadata.uid}")
-	if err := d.startJob(ctx, "audit", d.image, []string{"/reserver", "audit", "--sale-id=" + uid}); err != nil {
+	if err := d.startJob(ctx, "audit", d.image, "", []string{"/reserver", "audit", "--sale-id=" + uid}); err != nil {
 		return err
 	}
 	var output bytes.Buffer
@@ -230,12 +233,13 @@ func (d *demo) clean(ctx context.Context) error {
 	return err
 }
 
-func (d *demo) startJob(ctx context.Context, name, image string, command []string) error {
+// startJob starts a pod, which has the token of the checkout of a sale, if one is named.
+func (d *demo) startJob(ctx context.Context, name, image, checkout string, command []string) error {
 	c, err := json.Marshal(command)
 	if err != nil {
 		return err
 	}
-	_, err = d.kubectl(ctx, render(job, map[string]string{"Name": name, "Image": image, "Command": string(c)}), "apply", "-f", "-")
+	_, err = d.kubectl(ctx, render(job, map[string]string{"Name": name, "Image": image, "Checkout": checkout, "Command": string(c)}), "apply", "-f", "-")
 	return err
 }
 

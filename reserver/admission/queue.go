@@ -5,10 +5,11 @@ import (
 	"errors"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
-// ErrFull means that the queue has no place: the pod is overloaded.
+// ErrFull means that the queue has no place, or so long a wait that the answer would come too late: the pod is overloaded.
 var ErrFull = errors.New("the queue is full")
 
 const (
@@ -16,6 +17,7 @@ const (
 	maxBatchUnits = 4000 // units that one transaction moves
 	worthwhile    = 256  // requests, at least, for which a transaction is made beside another
 	batchTimeout  = 5 * time.Second
+	patience      = 3 * time.Second // longest wait for a batch; whoever would wait longer is told so at once
 )
 
 // Serve answers a batch of requests, in their order.
@@ -29,11 +31,13 @@ type Queue[Q, A any] struct {
 	serves  []Serve[Q, A]
 	waiting chan *waiter[Q, A]
 	wake    chan struct{} // something has arrived, or a serve is free
+	late    atomic.Bool   // the batch taken last had waited for more than half of the patience: with as many before him, whoever comes now would wait too long
 }
 
 type waiter[Q, A any] struct {
 	request Q
 	ctx     context.Context
+	since   time.Time
 	answer  chan answer[A] // has room for the one answer, so that a waiter who left blocks nobody
 }
 
@@ -51,10 +55,13 @@ func NewQueue[Q, A any](places int, units func(Q) int, serves ...Serve[Q, A]) *Q
 // Waiting is how many requests wait.
 func (l *Queue[Q, A]) Waiting() int { return len(l.waiting) }
 
-// Ask waits for the answer to one request. It returns ErrFull without waiting when there is no place, and the context's
-// error when the caller leaves first.
+// Ask waits for the answer to one request. It returns ErrFull without waiting when there is no place, or those who wait already
+// wait too long, and the context's error when the caller leaves first.
 func (l *Queue[Q, A]) Ask(ctx context.Context, r Q) (result A, err error) {
-	w := &waiter[Q, A]{request: r, ctx: ctx, answer: make(chan answer[A], 1)}
+	w := &waiter[Q, A]{request: r, ctx: ctx, since: time.Now(), answer: make(chan answer[A], 1)}
+	if l.late.Load() && len(l.waiting) > 0 {
+		return result, ErrFull
+	}
 	select {
 	case l.waiting <- w:
 		l.signal()
@@ -116,7 +123,8 @@ func (l *Queue[Q, A]) Run(ctx context.Context) {
 
 // next takes a batch of up to most from the queue, first what is held; that one that does not fit is held for the next.
 func (l *Queue[Q, A]) next(held *waiter[Q, A], most int) (batch []*waiter[Q, A], over *waiter[Q, A]) {
-	units := 0
+	units, now := 0, time.Now()
+	defer func() { l.late.Store(len(batch) > 0 && now.Sub(batch[0].since) > patience/2) }()
 	for w := held; len(batch) < most; w = nil {
 		if w == nil {
 			select {
@@ -126,6 +134,10 @@ func (l *Queue[Q, A]) next(held *waiter[Q, A], most int) (batch []*waiter[Q, A],
 			}
 		}
 		if w.ctx.Err() != nil { // left: a unit would be held for nobody
+			continue
+		}
+		if now.Sub(w.since) > patience {
+			w.answer <- answer[A]{err: ErrFull}
 			continue
 		}
 		if units += l.units(w.request); units > maxBatchUnits && len(batch) > 0 {

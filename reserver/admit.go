@@ -23,6 +23,9 @@ type admitFlags struct {
 	token                 admission.TokenOptions
 	buyer, address        admission.Rate
 	maxInFlight           int
+	challenge             string
+	difficulty            int64
+	verifyURL, verifyFile string
 	trusted               []netip.Prefix
 }
 
@@ -41,6 +44,10 @@ func newAdmitFlags(flags *flag.FlagSet) *admitFlags {
 	flags.Float64Var(&a.address.PerSecond, "address-rate", 0, "requests a second that may come from an address (IPv6: from a /64); 0 is no limit")
 	flags.IntVar(&a.address.Burst, "address-burst", 100, "requests that may come from an address at once")
 	flags.IntVar(&a.maxInFlight, "max-in-flight", 20_000, "claims that may wait for the database; more are told to come back")
+	flags.StringVar(&a.challenge, "challenge", "none", "what a buyer has to do before a claim: none, proof-of-work, or site-verify")
+	flags.Int64Var(&a.difficulty, "challenge-difficulty", 50_000, "numbers to try in a proof of work; a browser tries some 100,000 a second")
+	flags.StringVar(&a.verifyURL, "site-verify-url", "", "endpoint that verifies the tokens of a challenge's service, such as Turnstile's or hCaptcha's siteverify")
+	flags.StringVar(&a.verifyFile, "site-verify-secret", "", "file with the secret for that; read again each time")
 	return a
 }
 
@@ -65,6 +72,12 @@ func (a *admitFlags) check() error {
 		return usageError("--buyer-header must not be empty, and --max-in-flight must be positive")
 	case a.buyer.PerSecond < 0 || a.address.PerSecond < 0 || a.buyer.Burst < 1 || a.address.Burst < 1:
 		return usageError("rates must not be negative, and bursts must be positive")
+	case a.challenge != "none" && a.challenge != "proof-of-work" && a.challenge != "site-verify":
+		return usageError("--challenge must be none, proof-of-work or site-verify")
+	case a.difficulty < 1 || a.difficulty > 100_000_000:
+		return usageError("--challenge-difficulty must be between 1 and 100,000,000")
+	case a.challenge == "site-verify" && (a.verifyURL == "" || a.verifyFile == ""):
+		return usageError("--challenge=site-verify needs --site-verify-url and --site-verify-secret")
 	}
 	return nil
 }
@@ -77,6 +90,15 @@ func (a *admitFlags) config(ctx context.Context, log *slog.Logger) (httpapi.Conf
 	var err error
 	if config.Identity.Keys, err = keys.Open(a.keys); err != nil {
 		return config, err
+	}
+	switch a.challenge {
+	case "proof-of-work":
+		config.Challenge = &admission.ProofOfWork{Keys: config.Identity.Keys, Difficulty: a.difficulty}
+	case "site-verify":
+		config.Challenge = admission.NewSiteVerify(a.verifyURL, func() (string, error) {
+			text, err := os.ReadFile(a.verifyFile)
+			return strings.TrimSpace(string(text)), err
+		})
 	}
 	if a.token.JWKS != "" {
 		config.Identity.Token, err = admission.NewToken(ctx, a.token, log)

@@ -35,7 +35,8 @@ type Config struct {
 	Pod         string // unique among the sale's processes
 	Identity    admission.Identity
 	Limits      admission.Limits
-	MaxInFlight int // claims that may wait for a transaction
+	MaxInFlight int                 // claims that may wait for a transaction
+	Challenge   admission.Challenge // nil for none
 }
 
 // Server serves one sale. Make it with New, keep Run running, and serve Handler.
@@ -46,6 +47,7 @@ type Server struct {
 	log      *slog.Logger
 	identity admission.Identity
 	limits   admission.Limits
+	test     admission.Challenge
 	watch    *admission.Watch
 	claims   *admission.Queue[inventory.Request, inventory.Result]
 	lookUp   *admission.Queue[inventory.Request, inventory.Result]
@@ -66,7 +68,7 @@ type Server struct {
 // New makes a server for a sale.
 func New(store *inventory.Store, sale uuid.UUID, config Config, registry *prometheus.Registry, log *slog.Logger) *Server {
 	pod := config.Pod
-	s := &Server{store: store, sale: sale, pod: pod, log: log, identity: config.Identity, limits: config.Limits, registry: registry, feed: feed{ended: make(chan struct{})}}
+	s := &Server{store: store, sale: sale, pod: pod, log: log, identity: config.Identity, limits: config.Limits, test: config.Challenge, registry: registry, feed: feed{ended: make(chan struct{})}}
 	s.watch = admission.NewWatch(store, sale, log, func(v *admission.View) {
 		s.ready.Store(prepare(v))
 		s.tell(v)
@@ -244,6 +246,7 @@ func (s *Server) Handler() http.Handler {
 	route("/v1/stock", stock)
 	route("/stock", stock)
 	route("/v1/events", map[string]call{http.MethodGet: s.events})
+	route("/v1/challenge", map[string]call{http.MethodGet: s.admit(s.challenge)})
 	route("/.well-known/jwks.json", map[string]call{http.MethodGet: s.jwks, http.MethodHead: s.jwks})
 	route("/problems/{slug}", map[string]call{http.MethodGet: s.problemPage, http.MethodHead: s.problemPage})
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { refuse(w, problemNotFound) })

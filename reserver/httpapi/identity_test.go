@@ -1,7 +1,10 @@
 package httpapi_test
 
 import (
+	"crypto/sha256"
+	"encoding/base64"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -221,4 +224,43 @@ func TestOtherSitesCannotPressBuy(t *testing.T) {
 			wantKind(t, send(t, server, "POST", "/v1/reservations", "", "X-Buyer-Id", strings.ReplaceAll(name, " ", "-"), tt.header, tt.value), tt.want)
 		})
 	}
+}
+
+// A claim needs a solved challenge; being told no does not, nor does looking at one's own reservation.
+func TestAChallengeBeforeTheClaim(t *testing.T) {
+	store := testmysql.Store(t)
+	sale := testmysql.Sale(1).In(t, store)
+	c := config(t)
+	c.Challenge = &admission.ProofOfWork{Keys: c.Identity.Keys, Difficulty: 50}
+	server, _ := podWith(t, store, sale, c)
+	wantKind(t, call(t, server, "POST", "/v1/reservations", "ann", ""), "403 challenge-required")
+	wantKind(t, send(t, server, "GET", "/v1/challenge", ""), "401 unauthenticated")
+	solution := func(buyer string) string {
+		t.Helper()
+		p := call(t, server, "GET", "/v1/challenge", buyer, "")
+		if p.status != http.StatusOK || p.body["algorithm"] != "SHA-256" || p.body["maxnumber"] != 50.0 {
+			t.Fatalf("%d %v", p.status, p.body)
+		}
+		for n := range 51 {
+			if fmt.Sprintf("%x", sha256.Sum256(fmt.Append(nil, p.body["salt"], n))) == p.body["challenge"] {
+				p.body["number"] = n
+				text, err := json.Marshal(p.body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return base64.StdEncoding.EncodeToString(text)
+			}
+		}
+		t.Fatal("no solution")
+		return ""
+	}
+	anns := solution("ann")
+	wantKind(t, send(t, server, "POST", "/v1/reservations", "", "X-Buyer-Id", "bob", "Challenge-Solution", anns), "403 challenge-required")
+	held := send(t, server, "POST", "/v1/reservations", "", "X-Buyer-Id", "ann", "Challenge-Solution", anns)
+	wantKind(t, held, "201 HELD")
+	wantKind(t, call(t, server, "GET", held.header.Get("Location"), "ann", ""), "200 HELD")
+	testmysql.Eventually(t, "others are told no without one", func() bool {
+		return call(t, server, "POST", "/v1/reservations", "bob", "").kind() == "409 all-held"
+	})
+	wantKind(t, call(t, pod(t, store, sale), "GET", "/v1/challenge", "ann", ""), "404 not-found") // of a sale without
 }

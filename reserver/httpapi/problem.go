@@ -107,7 +107,9 @@ var (
 	problemCheckoutOnly = &Problem{Slug: "checkout-only", Title: "This call is the checkout's", Status: http.StatusForbidden,
 		Detail: "Buyers cannot confirm or refund."}
 	problemCrossOrigin = &Problem{Slug: "cross-origin", Title: "Another site made the browser send this", Status: http.StatusForbidden}
-	problemListeners   = &Problem{Slug: "busy", Title: "Try again", Status: http.StatusServiceUnavailable, RetryAfter: 5 * time.Second,
+	problemChallenge   = &Problem{Slug: "challenge-required", Title: "A challenge must be solved first", Status: http.StatusForbidden,
+		Detail: "Solve the challenge of GET /v1/challenge, or of the shop's page, and send the solution in the header Challenge-Solution."}
+	problemListeners = &Problem{Slug: "busy", Title: "Try again", Status: http.StatusServiceUnavailable, RetryAfter: 5 * time.Second,
 		Detail: "The pod streams events to as many as it can. GET /v1/stock tells the same."}
 	problemTooLarge    = &Problem{Slug: "too-large", Title: "The body is larger than 64 KiB", Status: http.StatusRequestEntityTooLarge}
 	problemNotFound    = &Problem{Slug: "not-found", Title: "No such resource", Status: http.StatusNotFound}

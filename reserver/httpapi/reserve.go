@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"time"
@@ -30,6 +31,14 @@ func (s *Server) reserve(w http.ResponseWriter, r *http.Request, c *admission.Ca
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), answerLimit)
 	defer cancel()
+	if s.test != nil && s.watch.View().Judge(time.Now(), quantity) != inventory.OutcomeNotOpen {
+		switch err := s.test.Check(ctx, r.Header.Get("Challenge-Solution"), c); {
+		case errors.Is(err, admission.ErrChallenge):
+			return refuse(w, problemChallenge)
+		case err != nil:
+			return s.fail(w, r, "check a challenge", err)
+		}
+	}
 	result, err := s.ask(ctx, inventory.Request{Buyer: name, Quantity: quantity, Key: key})
 	if err != nil {
 		return s.fail(w, r, "reserve", err)
@@ -43,6 +52,19 @@ func (s *Server) reserve(w http.ResponseWriter, r *http.Request, c *admission.Ca
 		return s.writeReservation(w, http.StatusCreated, result.Reservation)
 	}
 	return refuse(w, refusal(s.watch.View(), result, quantity))
+}
+
+// challenge answers GET /v1/challenge.
+func (s *Server) challenge(w http.ResponseWriter, _ *http.Request, c *admission.Caller) string {
+	work, ok := s.test.(*admission.ProofOfWork)
+	switch {
+	case !ok:
+		return refuse(w, problemNotFound)
+	case c.Buyer == "":
+		return unauthenticated(w, problemUnauthenticated)
+	}
+	writeJSON(w, http.StatusOK, work.New(c.Buyer, time.Now()))
+	return "challenge"
 }
 
 // ask gives the answer to a claim: from memory where that may say no, else from the database. A buyer who has a

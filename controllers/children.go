@@ -142,15 +142,26 @@ func (s *scope) applyChildren(ctx context.Context) {
 		failed = errNoGatewayAPI
 	}
 	failed = errors.Join(failed, s.scale(ctx))
+	var keyless error
+	if s.decision.Run {
+		keyless = s.makeKeys(ctx)
+		failed = errors.Join(failed, keyless)
+	}
 	for _, c := range s.children() {
 		if apierrors.IsTooManyRequests(failed) {
 			break // it was asked several times, and would be for each child
+		}
+		if keyless != nil && c.kind == "Deployment" && c.name == reserverName(s.sale) {
+			continue // its new pods would have no keys, or what somebody else keeps under that name
 		}
 		if c.want != nil {
 			failed = errors.Join(failed, s.apply(ctx, c))
 		} else {
 			failed = errors.Join(failed, s.remove(ctx, c))
 		}
+	}
+	if !s.decision.Run && !apierrors.IsTooManyRequests(failed) {
+		failed = errors.Join(failed, s.removeKeys(ctx))
 	}
 	if failed == nil {
 		return
@@ -171,9 +182,12 @@ var errNoGatewayAPI = errors.New("the cluster had no Gateway API when the operat
 func childFault(err error) *plan.Fault {
 	f := &plan.Fault{Reason: sales.ReasonApplyFailed, Message: err.Error()}
 	var taken *nameTakenError
+	var invalid *keysInvalidError
 	switch {
 	case errors.As(err, &taken):
 		f.Reason, f.Person = sales.ReasonNameConflict, true
+	case errors.As(err, &invalid):
+		f.Reason, f.Person = sales.ReasonKeysInvalid, true
 	case errors.Is(err, errNoGatewayAPI), meta.IsNoMatchError(err):
 		f.Reason, f.Person = sales.ReasonNoGatewayAPI, true
 	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), quotaExceeded):

@@ -184,7 +184,7 @@ func TestPodsFollowTheSpec(t *testing.T) {
 			Affinity: &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{
 				{TopologyKey: "kubernetes.io/hostname", LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "drops"}}}}}},
 			TopologySpread: []string{"rack"}, PriorityClassName: "system-cluster-critical", ImagePullSecrets: []sales.SecretReference{{Name: "registry"}}}
-		sale.Spec.Admission = sales.AdmissionSpec{BuyerHeader: "X-Customer", MaxInFlight: 500}
+		sale.Spec.Admission.BuyerHeader, sale.Spec.Admission.MaxInFlight = "X-Customer", 500
 	})
 	testmysql.Eventually(t, "the Deployment follows", func() bool { pod = reread(); return pod.Containers[0].Image == "flashsale:other" })
 	template := d.Spec.Template
@@ -201,6 +201,61 @@ func TestPodsFollowTheSpec(t *testing.T) {
 	if budget.Spec.MaxUnavailable.IntValue() != 1 || budget.Spec.Selector.MatchLabels[sales.LabelSaleUID] != string(sale.UID) {
 		t.Errorf("PodDisruptionBudget %+v", budget.Spec)
 	}
+}
+
+// Who buyers are is in the pods' arguments: an edit replaces the pods.
+func TestAdmissionFollowsTheSpec(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.manage()
+	sale := w.makeSale("let-in", 5, -time.Second).In(w)
+	w.waitFor(sale, sales.PhaseLive)
+	d := &appsv1.Deployment{}
+	w.child(d, reserverName(sale))
+	container := d.Spec.Template.Spec.Containers[0]
+	want := []string{"serve", "--listen=:8080", "--admin=:9090", "--keys=/etc/flashsale/keys/keys.json", "--buyer-header=X-Buyer-Id", "--max-in-flight=20000",
+		"--trusted-proxies=10.0.0.0/8", "--buyer-rate=5", "--buyer-burst=10", "--address-rate=0", "--address-burst=100"}
+	if !slices.Equal(container.Args, want) {
+		t.Errorf("arguments %q, want %q", container.Args, want)
+	}
+	if limit := (corev1.EnvVar{Name: "GOMEMLIMIT", Value: "483183821"}); !slices.Contains(container.Env, limit) { // 90% of 512Mi
+		t.Errorf("environment %+v", container.Env)
+	}
+	for _, tt := range []struct {
+		name      string
+		edit      func(*sales.AdmissionSpec)
+		gone, new []string
+	}{
+		{"proxies", func(a *sales.AdmissionSpec) { a.TrustedProxies = []string{"192.0.2.7/32", "fd00::/8"} },
+			[]string{"--trusted-proxies=10.0.0.0/8"}, []string{"--trusted-proxies=192.0.2.7/32,fd00::/8"}},
+		{"tokens", func(a *sales.AdmissionSpec) {
+			a.JWT = &sales.JWTSpec{Issuer: "https://id.example", Audience: "drops", JWKSURL: "https://id.example/jwks", BuyerClaim: "email", Leeway: metav1.Duration{Duration: time.Minute}}
+		}, nil, []string{"--jwt-issuer=https://id.example", "--jwt-audience=drops", "--jwt-jwks=https://id.example/jwks", "--jwt-buyer-claim=email", "--jwt-leeway=1m0s"}},
+		{"no proxies", func(a *sales.AdmissionSpec) { a.TrustedProxies = nil }, []string{"--trusted-proxies=192.0.2.7/32,fd00::/8"}, nil},
+		{"limits", func(a *sales.AdmissionSpec) {
+			a.RateLimits = sales.RateLimitsSpec{Buyer: sales.BuyerRateLimit{PerSecond: new(int32(0)), Burst: 1}, Address: sales.AddressRateLimit{PerSecond: 50, Burst: 200}}
+		}, []string{"--buyer-rate=5", "--address-rate=0"}, []string{"--buyer-rate=0", "--buyer-burst=1", "--address-rate=50", "--address-burst=200"}},
+	} {
+		before := d.Generation
+		w.patch(sale, func() { tt.edit(&sale.Spec.Admission) })
+		testmysql.Eventually(t, "the pods are to be replaced: "+tt.name, func() bool { w.child(d, reserverName(sale)); return d.Generation != before })
+		args := d.Spec.Template.Spec.Containers[0].Args
+		for _, arg := range tt.new {
+			if !slices.Contains(args, arg) {
+				t.Errorf("%s: no %s in %q", tt.name, arg, args)
+			}
+		}
+		for _, arg := range tt.gone {
+			if slices.Contains(args, arg) {
+				t.Errorf("%s: %s still in %q", tt.name, arg, args)
+			}
+		}
+	}
+	w.patch(sale, func() { sale.Spec.Reserver.Resources = &corev1.ResourceRequirements{} })
+	testmysql.Eventually(t, "without a limit, there is none for the heap", func() bool {
+		w.child(d, reserverName(sale))
+		return !slices.ContainsFunc(d.Spec.Template.Spec.Containers[0].Env, func(e corev1.EnvVar) bool { return e.Name == "GOMEMLIMIT" })
+	})
 }
 
 // Under an autoscaler the number of pods is its affair: the controller only raises it to the full size, until the sale is

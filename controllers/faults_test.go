@@ -96,7 +96,7 @@ func life(t *testing.T, n int, before bool) (steps []string) {
 func TestKilledAtEveryStep(t *testing.T) {
 	t.Parallel()
 	steps := life(t, 0, false)
-	for _, want := range []string{"PATCH flashsales/life", "work register", "work load", "PATCH flashsales/life/status", "PATCH deployments/life-sweeper",
+	for _, want := range []string{"PATCH flashsales/life", "work register", "work load", "PATCH flashsales/life/status", "POST secrets", "DELETE secrets/life-reserver-keys", "PATCH deployments/life-sweeper",
 		"PATCH deployments/life-reserver", "PATCH services/life-reserver", "work close", "work audit", "DELETE deployments/life-reserver"} {
 		if !slices.Contains(steps, want) {
 			t.Errorf("no step %q among %q", want, steps)

@@ -29,13 +29,14 @@ import (
 // +kubebuilder:rbac:groups=networking.k8s.io,resources=networkpolicies;ingresses,verbs=get;list;watch;create;patch;delete
 // +kubebuilder:rbac:groups=gateway.networking.k8s.io,resources=httproutes,verbs=get;list;watch;create;patch;delete
 // +kubebuilder:rbac:groups="",resources=pods,verbs=get;list;watch
-// +kubebuilder:rbac:groups="",resources=secrets,verbs=get
+// +kubebuilder:rbac:groups="",resources=secrets,verbs=get;create;update;delete
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 
 // FlashSaleReconciler takes sales through their life.
 type FlashSaleReconciler struct {
 	client.Client
-	// Direct reads from the API server, past the cache: Secrets, which are not to be watched, and names about to be taken.
+	// Direct reads from the API server, past the cache: Secrets, which are not to be listed or watched, and names about to be
+	// taken.
 	Direct    client.Reader
 	Events    events.EventRecorder
 	Databases *Databases
@@ -120,6 +121,7 @@ func (r *FlashSaleReconciler) Reconcile(ctx context.Context, request ctrl.Reques
 	}
 	if s.decision.Finish {
 		r.Databases.Release(request.NamespacedName)
+		s.forgetKeys()
 		return ctrl.Result{}, client.IgnoreNotFound(r.setFinalizer(ctx, s.sale, false))
 	}
 	if s.decision.Work != plan.WorkNone { // more to do at once

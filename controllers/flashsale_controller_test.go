@@ -2,6 +2,7 @@ package controllers
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,6 +12,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -409,7 +411,8 @@ func TestCaseK02(t *testing.T) {
 
 // apply creates a sale whose spec has the given fields changed, as YAML would; the API server answers.
 func (w *world) apply(name string, fields map[string]any) error {
-	spec := map[string]any{"sku": "s", "units": int64(5), "startTime": "2026-12-01T04:30:00Z", "database": map[string]any{"secretRef": map[string]any{"name": "sales-db"}}}
+	spec := map[string]any{"sku": "s", "units": int64(5), "startTime": "2026-12-01T04:30:00Z", "database": map[string]any{"secretRef": map[string]any{"name": "sales-db"}},
+		"admission": map[string]any{"trustedProxies": []any{"10.0.0.0/8"}}}
 	for k, v := range fields {
 		if v == nil {
 			delete(spec, k)
@@ -486,6 +489,13 @@ func TestCaseK06(t *testing.T) {
 	})
 }
 
+// admission gives fields of a sale that says who buyers are, with those of spec.admission beside it.
+func admission(fields map[string]any) map[string]any {
+	all := map[string]any{"trustedProxies": []any{"10.0.0.0/8"}}
+	maps.Copy(all, fields)
+	return map[string]any{"admission": all}
+}
+
 func TestSpecBounds(t *testing.T) {
 	w := newWorld(t)
 	w.refused(refusals{
@@ -501,7 +511,7 @@ func TestSpecBounds(t *testing.T) {
 		"no start":                 {map[string]any{"startTime": nil}, "startTime"},
 		"no database":              {map[string]any{"database": nil}, "database"},
 		"an unknown field":         {map[string]any{"unit": int64(5)}, "unknown field"},
-		"a field that comes later": {map[string]any{"admission": map[string]any{"challenge": map[string]any{}}}, "unknown field"},
+		"a field that comes later": {admission(map[string]any{"challenge": map[string]any{}}), "unknown field"},
 		"a hold of a second":       {map[string]any{"holdTTL": "1s"}, ""},
 		"a hold of a day":          {map[string]any{"holdTTL": "24h"}, ""},
 		"a hold too short":         {map[string]any{"holdTTL": "999ms"}, "holdTTL must be between 1s and 24h"},
@@ -555,11 +565,76 @@ func TestSpecBounds(t *testing.T) {
 		"a warm-up of days":           {reserver(map[string]any{"warmup": "25h"}), "warmup must be between 0s and 24h"},
 		"holds released at the end":   {map[string]any{"closing": "Release"}, ""},
 		"holds dropped at the end":    {map[string]any{"closing": "Drop"}, "closing"},
-		"another header":              {map[string]any{"admission": map[string]any{"buyerHeader": "X-Customer"}}, ""},
-		"a header with a line break":  {map[string]any{"admission": map[string]any{"buyerHeader": "X-A\nX-B"}}, "buyerHeader"},
-		"nobody in flight":            {map[string]any{"admission": map[string]any{"maxInFlight": int64(0)}}, "maxInFlight"},
+		"another header":              {admission(map[string]any{"buyerHeader": "X-Customer"}), ""},
+		"a header with a line break":  {admission(map[string]any{"buyerHeader": "X-A\nX-B"}), "buyerHeader"},
+		"nobody in flight":            {admission(map[string]any{"maxInFlight": int64(0)}), "maxInFlight"},
 		"too large a batch":           {map[string]any{"sweep": map[string]any{"batchSize": int64(5001)}}, "batchSize"},
 		"too many units a buyer":      {map[string]any{"maxPerBuyer": int64(1001)}, "maxPerBuyer"},
+	})
+	const nobody = "say who buyers are: set admission.trustedProxies"
+	proxies := func(cidrs ...any) map[string]any { return admission(map[string]any{"trustedProxies": cidrs}) }
+	jwt := func(fields map[string]any) map[string]any {
+		all := map[string]any{"issuer": "https://id.shop.example", "audience": "drops", "jwksURL": "https://id.shop.example/jwks"}
+		maps.Copy(all, fields)
+		maps.DeleteFunc(all, func(_ string, v any) bool { return v == nil })
+		return map[string]any{"admission": map[string]any{"jwt": all}}
+	}
+	limits := func(of string, perSecond, burst int64) map[string]any {
+		return admission(map[string]any{"rateLimits": map[string]any{of: map[string]any{"perSecond": perSecond, "burst": burst}}})
+	}
+	many := make([]any, 65)
+	for i := range many {
+		many[i] = fmt.Sprintf("192.0.2.%d/32", i)
+	}
+	w.refused(refusals{
+		"no admission":                {map[string]any{"admission": nil}, nobody},
+		"an admission of nobody":      {map[string]any{"admission": map[string]any{}}, nobody},
+		"a header from nowhere":       {map[string]any{"admission": map[string]any{"buyerHeader": "X-Customer"}}, nobody},
+		"a header from an empty list": {proxies(), nobody},
+		"proxies":                     {proxies("10.0.0.0/8", "192.0.2.7/32", "fd00::/8"), ""},
+		"everybody":                   {proxies("0.0.0.0/0", "::/0"), ""},
+		"a proxy twice":               {proxies("10.0.0.0/8", "10.0.0.0/8"), "trustedProxies"},
+		"an address":                  {proxies("10.0.0.1"), "trustedProxies must be CIDRs"},
+		"a proxy by name":             {proxies("gateway.edge.svc"), "trustedProxies must be CIDRs"},
+		"a mask that is none":         {proxies("10.0.0.0/33"), "trustedProxies must be CIDRs"},
+		"an empty proxy":              {proxies(""), "trustedProxies must be CIDRs"},
+		"two proxies in one":          {proxies("10.0.0.0/8,192.0.2.0/24"), "trustedProxies must be CIDRs"},
+		"a proxy without end":         {proxies(strings.Repeat("1", 65)), "trustedProxies"},
+		"64 proxies":                  {proxies(many[:64]...), ""},
+		"65 proxies":                  {proxies(many...), "trustedProxies"},
+		"tokens":                      {jwt(nil), ""},
+		"tokens and proxies":          {admission(map[string]any{"jwt": jwt(nil)["admission"].(map[string]any)["jwt"]}), ""},
+		"tokens of nobody":            {jwt(map[string]any{"issuer": nil}), "issuer"},
+		"tokens of no name":           {jwt(map[string]any{"issuer": ""}), "issuer"},
+		"an issuer without end":       {jwt(map[string]any{"issuer": strings.Repeat("a", 513)}), "issuer"},
+		"tokens for nobody":           {jwt(map[string]any{"audience": nil}), "audience"},
+		"tokens for no name":          {jwt(map[string]any{"audience": ""}), "audience"},
+		"an audience without end":     {jwt(map[string]any{"audience": strings.Repeat("a", 257)}), "audience"},
+		"tokens without keys":         {jwt(map[string]any{"jwksURL": nil}), "jwksURL"},
+		"keys within the cluster":     {jwt(map[string]any{"jwksURL": "http://id.shop.svc:8080/jwks"}), ""},
+		"keys in a file":              {jwt(map[string]any{"jwksURL": "file:///etc/keys"}), "jwksURL must be an http or https URL"},
+		"keys at no host":             {jwt(map[string]any{"jwksURL": "https:///jwks"}), "jwksURL must be an http or https URL"},
+		"keys without end":            {jwt(map[string]any{"jwksURL": "https://id.shop.example/" + strings.Repeat("a", 1024)}), "jwksURL"},
+		"another claim":               {jwt(map[string]any{"buyerClaim": "email"}), ""},
+		"no claim":                    {jwt(map[string]any{"buyerClaim": ""}), "buyerClaim"},
+		"a claim without end":         {jwt(map[string]any{"buyerClaim": strings.Repeat("a", 65)}), "buyerClaim"},
+		"no leeway":                   {jwt(map[string]any{"leeway": "0s"}), ""},
+		"five minutes of leeway":      {jwt(map[string]any{"leeway": "5m"}), ""},
+		"more leeway":                 {jwt(map[string]any{"leeway": "5m1s"}), "leeway must be between 0s and 5m"},
+		"less than no leeway":         {jwt(map[string]any{"leeway": "-1s"}), "leeway must be between 0s and 5m"},
+		"a limit for buyers":          {limits("buyer", 10_000, 100_000), ""},
+		"no limit for buyers":         {limits("buyer", 0, 1), ""},
+		"a buyer's limit too high":    {limits("buyer", 10_001, 1), "perSecond"},
+		"a buyer's limit below zero":  {limits("buyer", -1, 1), "perSecond"},
+		"no burst for buyers":         {limits("buyer", 1, 0), "burst"},
+		"too large a buyer's burst":   {limits("buyer", 1, 100_001), "burst"},
+		"a limit for addresses":       {limits("address", 10_000, 100_000), ""},
+		"an address's limit too high": {limits("address", 10_001, 1), "perSecond"},
+		"no burst for addresses":      {limits("address", 1, 0), "burst"},
+		"a limit for nobody":          {limits("gateway", 1, 1), "unknown field"},
+		"the millionth keys":          {admission(map[string]any{"keyGeneration": int64(1_000_000)}), ""},
+		"the keys after those":        {admission(map[string]any{"keyGeneration": int64(1_000_001)}), "keyGeneration"},
+		"keys before the first":       {admission(map[string]any{"keyGeneration": int64(-1)}), "keyGeneration"},
 	})
 	if err := w.apply("Has.Dots", nil); err == nil {
 		t.Error("a name with dots was accepted")
@@ -591,8 +666,18 @@ func TestSpecBounds(t *testing.T) {
 	s := stored.Spec
 	if s.HoldTTL.Duration != 10*time.Minute || s.MaxPerBuyer != 1 || s.Reserver.Replicas != 2 || s.Reserver.Warmup.Duration != 5*time.Minute ||
 		s.Sweep.Interval.Duration != time.Second || s.Sweep.BatchSize != 4000 || s.DeletionPolicy != sales.DeletionRetain || s.Payments.Late != sales.LateReclaim || s.Closing != sales.ClosingDrain ||
-		s.Admission != (sales.AdmissionSpec{BuyerHeader: "X-Buyer-Id", MaxInFlight: 20_000}) || len(s.Reserver.Pod.TopologySpread) != 2 || s.Reserver.Service.Type != corev1.ServiceTypeClusterIP || stored.Status.ObservedGeneration != -1 {
+		!equality.Semantic.DeepEqual(s.Admission, sales.AdmissionSpec{BuyerHeader: "X-Buyer-Id", TrustedProxies: []string{"10.0.0.0/8"}, MaxInFlight: 20_000,
+			RateLimits: sales.RateLimitsSpec{Buyer: sales.BuyerRateLimit{PerSecond: new(int32(5)), Burst: 10}, Address: sales.AddressRateLimit{Burst: 100}}}) || len(s.Reserver.Pod.TopologySpread) != 2 || s.Reserver.Service.Type != corev1.ServiceTypeClusterIP || stored.Status.ObservedGeneration != -1 {
 		t.Errorf("defaults %+v, status %+v", s, stored.Status)
+	}
+	if err := w.apply("tokens", jwt(nil)); err != nil {
+		t.Fatal(err)
+	}
+	if err := k8s.Get(ctx, client.ObjectKey{Namespace: w.namespace, Name: "tokens"}, stored); err != nil {
+		t.Fatal(err)
+	}
+	if got := stored.Spec.Admission.JWT; got.BuyerClaim != "sub" || got.Leeway.Duration != 30*time.Second {
+		t.Errorf("defaults %+v", got)
 	}
 }
 
@@ -600,7 +685,9 @@ func TestTransitionsThatAreRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.manage()
-	sale := w.makeSale("fixed", 5, -time.Second).In(w)
+	build := w.makeSale("fixed", 5, -time.Second)
+	build.Spec.Admission.KeyGeneration = 2
+	sale := build.In(w)
 	w.waitFor(sale, sales.PhaseLive)
 	for says, change := range map[string]func(*sales.FlashSale){
 		"sku cannot change":     func(s *sales.FlashSale) { s.Spec.SKU = "other" },
@@ -609,7 +696,9 @@ func TestTransitionsThatAreRefused(t *testing.T) {
 			end := metav1.NewTime(s.Spec.StartTime.Add(-time.Hour))
 			s.Spec.EndTime = &end
 		},
-		"maxPerBuyer": func(s *sales.FlashSale) { s.Spec.MaxPerBuyer = -1 },
+		"maxPerBuyer":                 func(s *sales.FlashSale) { s.Spec.MaxPerBuyer = -1 },
+		"keyGeneration may only grow": func(s *sales.FlashSale) { s.Spec.Admission.KeyGeneration = 1 },
+		"say who buyers are":          func(s *sales.FlashSale) { s.Spec.Admission.TrustedProxies = nil },
 	} {
 		changed := sale.DeepCopy()
 		change(changed)

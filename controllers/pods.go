@@ -20,12 +20,14 @@ import (
 
 	sales "flashsale.dev/operator/api/v1alpha1"
 	"flashsale.dev/operator/controllers/plan"
+	"flashsale.dev/operator/reserver/keys"
 )
 
 const (
 	apiPort, adminPort = 8080, 9090
 	secretPath         = "/etc/flashsale/database"
 	webhookPath        = "/etc/flashsale/webhook"
+	keysPath           = "/etc/flashsale/keys"
 )
 
 func (s *scope) reserver() runtime.ApplyConfiguration {
@@ -36,12 +38,19 @@ func (s *scope) reserver() runtime.ApplyConfiguration {
 			Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("512Mi")},
 		}
 	}
-	admission := s.sale.Spec.Admission
 	container := s.container("serve", *resources).
-		WithArgs("serve", fmt.Sprintf("--listen=:%d", apiPort), fmt.Sprintf("--admin=:%d", adminPort),
-			"--buyer-header="+admission.BuyerHeader, fmt.Sprintf("--max-in-flight=%d", admission.MaxInFlight)).
-		WithPorts(corev1ac.ContainerPort().WithName("http").WithContainerPort(apiPort).WithProtocol(corev1.ProtocolTCP))
+		WithArgs("serve", fmt.Sprintf("--listen=:%d", apiPort), fmt.Sprintf("--admin=:%d", adminPort), "--keys="+keysPath+"/"+keys.FileName).
+		WithArgs(admissionArgs(s.sale.Spec.Admission)...).
+		WithPorts(corev1ac.ContainerPort().WithName("http").WithContainerPort(apiPort).WithProtocol(corev1.ProtocolTCP)).
+		WithVolumeMounts(corev1ac.VolumeMount().WithName("keys").WithMountPath(keysPath).WithReadOnly(true))
+	if limit := resources.Limits.Memory().Value(); limit > 0 {
+		// Go collects garbage harder before the kernel ends the process.
+		container.WithEnv(corev1ac.EnvVar().WithName("GOMEMLIMIT").WithValue(strconv.FormatInt(limit-limit/10, 10)))
+	}
 	d := s.deployment(reserverName(s.sale), "reserver", container)
+	// Pods read the keys again when they change: the template says nothing of their content, so that none is replaced.
+	d.Spec.Template.Spec.WithVolumes(corev1ac.Volume().WithName("keys").
+		WithSecret(corev1ac.SecretVolumeSource().WithSecretName(keysName(s.sale)).WithDefaultMode(0o440)))
 	if s.sale.Spec.Reserver.Autoscaling == nil { // else the autoscaler's
 		d.Spec.WithReplicas(s.sale.Spec.Reserver.Replicas)
 	}
@@ -50,6 +59,24 @@ func (s *scope) reserver() runtime.ApplyConfiguration {
 			WithWhenUnsatisfiable(corev1.ScheduleAnyway).WithLabelSelector(metav1ac.LabelSelector().WithMatchLabels(s.selector("reserver"))))
 	}
 	return d
+}
+
+// admissionArgs say who buyers are, and how often they may ask.
+func admissionArgs(a sales.AdmissionSpec) []string {
+	args := []string{"--buyer-header=" + a.BuyerHeader, fmt.Sprintf("--max-in-flight=%d", a.MaxInFlight)}
+	if len(a.TrustedProxies) > 0 {
+		args = append(args, "--trusted-proxies="+strings.Join(a.TrustedProxies, ","))
+	}
+	if a.JWT != nil {
+		args = append(args, "--jwt-issuer="+a.JWT.Issuer, "--jwt-audience="+a.JWT.Audience, "--jwt-jwks="+a.JWT.JWKSURL,
+			"--jwt-buyer-claim="+a.JWT.BuyerClaim, "--jwt-leeway="+a.JWT.Leeway.Duration.String())
+	}
+	buyer, address := a.RateLimits.Buyer, a.RateLimits.Address
+	if buyer.PerSecond != nil { // always, of what the API server gave
+		args = append(args, fmt.Sprintf("--buyer-rate=%d", *buyer.PerSecond))
+	}
+	return append(args, fmt.Sprintf("--buyer-burst=%d", buyer.Burst),
+		fmt.Sprintf("--address-rate=%d", address.PerSecond), fmt.Sprintf("--address-burst=%d", address.Burst))
 }
 
 func (s *scope) sweeper() runtime.ApplyConfiguration {

@@ -29,6 +29,7 @@ import (
 
 	sales "flashsale.dev/operator/api/v1alpha1"
 	"flashsale.dev/operator/reserver/inventory"
+	"flashsale.dev/operator/reserver/keys"
 	"flashsale.dev/operator/test/testmysql"
 )
 
@@ -332,6 +333,7 @@ func TestAnIdleSaleWritesNothing(t *testing.T) {
 	idle := []*sales.FlashSale{scheduled, suspended.FlashSale, missed, closed}
 	m.kill() // so that the passes below are the only ones, over what its cache holds
 	m = w.manage()
+	began := time.Now()
 	versions := map[string]string{}
 	for _, sale := range idle {
 		w.get(sale)
@@ -354,6 +356,10 @@ func TestAnIdleSaleWritesNothing(t *testing.T) {
 	}
 	if writes := m.written(); len(writes) != 0 {
 		t.Errorf("%d writes: %q", len(writes), writes)
+	}
+	looks := 1 + int64(time.Since(began)/reapplyAfter)
+	if reads := m.secretReads.Load(); reads > 2*looks*int64(len(idle)) {
+		t.Errorf("%d reads of Secrets", reads)
 	}
 	for _, sale := range idle {
 		if w.get(sale); sale.ResourceVersion != versions[sale.Name] {
@@ -442,6 +448,7 @@ spec:
   startTime: %q
   holdTTL: 10m
   database: {secretRef: {name: sales-db}}
+  admission: {trustedProxies: [10.0.0.0/8]}
 `, w.namespace, time.Now().Add(-time.Second).Format("2006-01-02T15:04:05-07:00"))
 		file := filepath.Join(t.TempDir(), "sale.yaml")
 		if err := os.WriteFile(file, []byte(manifest), 0o600); err != nil {
@@ -492,7 +499,7 @@ func TestLeastPrivilege(t *testing.T) {
 				if slices.ContainsFunc(all, func(s string) bool { return strings.Contains(s, "*") }) {
 					t.Errorf("%s: a wildcard in %+v", f, rule)
 				}
-				if slices.Contains(rule.Resources, "secrets") && !slices.Equal(rule.Verbs, []string{"get"}) {
+				if slices.Contains(rule.Resources, "secrets") && !slices.Equal(rule.Verbs, []string{"create", "delete", "get", "update"}) {
 					t.Errorf("%s: %s of Secrets", f, rule.Verbs)
 				}
 			}
@@ -506,6 +513,8 @@ func TestLeastPrivilege(t *testing.T) {
 		args []string
 	}{
 		{true, []string{"get", "secrets/sales-db"}}, {false, []string{"list", "secrets"}}, {false, []string{"watch", "secrets"}},
+		{true, []string{"create", "secrets"}}, {true, []string{"update", "secrets/x-checkout"}}, {true, []string{"delete", "secrets/x-checkout"}},
+		{false, []string{"patch", "secrets/x-checkout"}}, {false, []string{"deletecollection", "secrets"}},
 		{true, []string{"patch", "flashsales/x", "--subresource=status"}}, {false, []string{"delete", "flashsales/x"}}, {false, []string{"update", "flashsales/x"}},
 		{false, []string{"create", "pods"}}, {false, []string{"create", "pods", "--subresource=exec"}}, {true, []string{"create", "deployments.apps"}}, {false, []string{"create", "roles"}},
 	} {
@@ -545,6 +554,19 @@ func TestSecretsStaySecret(t *testing.T) {
 	w.eventually(sale, "the fault is told", func() bool { return readyReason(sale) == inventory.ReasonAccessDenied })
 	w.secret(map[string]string{"dsn": dsn})
 	w.eventually(sale, "it goes on", func() bool { return readyReason(sale) == sales.ReasonUnavailable })
+	first := w.keys(sale)
+	w.patch(sale, func() { sale.Spec.Admission.KeyGeneration = 1 })
+	testmysql.Eventually(t, "the keys are rotated", func() bool { return w.keys(sale).Generation == 1 })
+	second := w.keys(sale)
+	w.patchKeys(sale, func(secret *corev1.Secret) { // not keys any more
+		secret.Data[keys.FileName] = append([]byte("not keys: "), secret.Data[keys.FileName]...)
+	})
+	w.eventually(sale, "the fault is told", func() bool { return readyReason(sale) == sales.ReasonKeysInvalid })
+	hidden := []string{password, key, user + ":"}
+	for _, pair := range []keys.Pair{first.Current, first.Next, second.Next} {
+		hidden = append(hidden, pair.CheckoutToken, pair.SigningSeed)
+	}
+	hidden = append(hidden, "fsc_")
 
 	places := map[string]string{"log": logged.String()}
 	for _, file := range []string{"cmdline", "environ"} {
@@ -591,7 +613,7 @@ func TestSecretsStaySecret(t *testing.T) {
 		t.Errorf("looked at %d objects and %d places only", objects, len(places))
 	}
 	for place, text := range places {
-		for _, secret := range []string{password, key, user + ":"} {
+		for _, secret := range hidden {
 			if strings.Contains(text, secret) {
 				t.Errorf("%q appears in %s", secret, place)
 			}

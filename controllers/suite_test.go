@@ -7,6 +7,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
@@ -14,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -205,6 +207,8 @@ type managed struct {
 	// of the write, if anything.
 	step func(what string, write func() (*http.Response, error)) (*http.Response, error)
 
+	secretReads atomic.Int64 // of the controller's own Secrets
+
 	mu     sync.Mutex
 	writes []string
 	cancel context.CancelFunc
@@ -229,6 +233,9 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 func (m *managed) wrap(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
 		if r.Method == http.MethodGet || r.Method == http.MethodHead {
+			if strings.Contains(r.URL.Path, "/secrets/") && !strings.HasSuffix(r.URL.Path, "/sales-db") {
+				m.secretReads.Add(1)
+			}
 			return next.RoundTrip(r)
 		}
 		_, path, _ := strings.Cut(r.URL.Path, "/namespaces/")
@@ -352,7 +359,9 @@ func (w *world) makeSale(name string, units int32, startsIn time.Duration) *sale
 			HoldTTL:  metav1.Duration{Duration: 10 * time.Minute},
 			Database: sales.DatabaseSpec{SecretRef: sales.SecretReference{Name: "sales-db"}},
 			Reserver: sales.ReserverSpec{Warmup: metav1.Duration{Duration: time.Minute}},
-			Sweep:    sales.SweepSpec{Interval: metav1.Duration{Duration: time.Second}}},
+			Sweep:    sales.SweepSpec{Interval: metav1.Duration{Duration: time.Second}},
+			// Without it the API server takes no sale.
+			Admission: sales.AdmissionSpec{TrustedProxies: []string{"10.0.0.0/8"}}},
 	}}
 }
 
@@ -464,7 +473,9 @@ func (w *world) beKubelet(sale *sales.FlashSale) {
 // children names the sale's children, such as "Service/x-reserver".
 func (w *world) children() (names []string) {
 	w.t.Helper()
-	for kind, empty := range childKinds {
+	kinds := maps.Clone(childKinds)
+	kinds["Secret"] = func() client.Object { return &corev1.Secret{} }
+	for kind, empty := range kinds {
 		list := &unstructured.UnstructuredList{}
 		gvk, err := apiutil.GVKForObject(empty(), scheme)
 		if err != nil {
@@ -482,9 +493,9 @@ func (w *world) children() (names []string) {
 	return names
 }
 
-// usual is how many children a running sale has that asks for nothing special: two Deployments, Service,
+// usual is how many children a running sale has that asks for nothing special: two Deployments, two Secrets, Service,
 // PodDisruptionBudget and NetworkPolicy.
-const usual = 5
+const usual = 7
 
 // events gives the reasons of the sale's events of a type.
 func (w *world) events(sale *sales.FlashSale, kind string) map[string]string {

@@ -82,6 +82,8 @@ const (
 	ReasonAuditFailed = "AuditFailed"
 	// ReasonNameConflict surfaces when an object of another owner has the name of a child.
 	ReasonNameConflict = "NameConflict"
+	// ReasonKeysInvalid surfaces when the Secret with the sale's keys holds something else.
+	ReasonKeysInvalid = "KeysInvalid"
 	// ReasonApplyFailed surfaces when the API server refuses a child.
 	ReasonApplyFailed = "ApplyFailed"
 	// ReasonTablesLost surfaces when the sale's rows are gone from the database although units had been loaded.

@@ -8,6 +8,7 @@ import (
 // FlashSaleSpec is the sale as the platform team declares it.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.endTime) || self.startTime < self.endTime",message="endTime must be after startTime"
+// +kubebuilder:validation:XValidation:rule="has(self.admission.jwt) || (has(self.admission.trustedProxies) && size(self.admission.trustedProxies) > 0)",message="say who buyers are: set admission.trustedProxies (the addresses of the gateway that sets buyerHeader) or admission.jwt"
 type FlashSaleSpec struct {
 	// sku is what is sold, in the shop's own terms. Immutable once units are loaded.
 	// +required
@@ -62,10 +63,11 @@ type FlashSaleSpec struct {
 	// +kubebuilder:default={}
 	Sweep SweepSpec `json:"sweep,omitempty"`
 
-	// admission says who is let through to the claim.
-	// +optional
+	// admission says who buyers are, and who of them is let through to the claim. At least one of trustedProxies and jwt
+	// must be set.
+	// +required
 	// +kubebuilder:default={}
-	Admission AdmissionSpec `json:"admission,omitempty"`
+	Admission AdmissionSpec `json:"admission"`
 
 	// payments says what happens to payments that come late.
 	// +optional
@@ -341,15 +343,34 @@ type GatewayReference struct {
 	SectionName string `json:"sectionName,omitempty"`
 }
 
-// AdmissionSpec says who is let through to the claim.
+// AdmissionSpec says who buyers are, and who of them is let through to the claim.
 type AdmissionSpec struct {
-	// buyerHeader is the HTTP header that names the buyer, set by the shop's own gateway; default X-Buyer-Id.
+	// buyerHeader is the HTTP header that names the buyer, set by the shop's own gateway; default X-Buyer-Id. It is
+	// believed if it comes from trustedProxies.
 	// +optional
 	// +kubebuilder:default=X-Buyer-Id
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=64
 	// +kubebuilder:validation:Pattern=`^[A-Za-z][A-Za-z0-9-]*$`
 	BuyerHeader string `json:"buyerHeader,omitempty"`
+
+	// trustedProxies are the addresses, as CIDRs, from which buyerHeader and X-Forwarded-For are believed: those of the
+	// shop's gateway, 64 at most. 0.0.0.0/0 and ::/0 believe everybody: only where nothing but the gateway reaches the pods.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=64
+	// +kubebuilder:validation:XValidation:rule="self.all(c, isCIDR(c))",message="trustedProxies must be CIDRs, such as 10.0.0.0/8 or fd00::/8; a single address is written as 192.0.2.7/32"
+	TrustedProxies []string `json:"trustedProxies,omitempty"`
+
+	// jwt takes the buyer from a bearer token that the shop's identity provider signed.
+	// +optional
+	JWT *JWTSpec `json:"jwt,omitempty"`
+
+	// rateLimits bound how often one buyer, or one address, may ask.
+	// +optional
+	// +kubebuilder:default={}
+	RateLimits RateLimitsSpec `json:"rateLimits,omitempty"`
 
 	// maxInFlight is how many claims one pod lets wait for the database, 1 to 1,000,000; default 20,000. More are told
 	// to come back in a moment.
@@ -358,6 +379,102 @@ type AdmissionSpec struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000000
 	MaxInFlight int32 `json:"maxInFlight,omitempty"`
+
+	// keyGeneration counts the keys of the sale, 0 to 1,000,000; default 0. Raising it, by whatever number, rotates the
+	// checkout's token and the signing key once; those from before stay valid until the next time.
+	// +optional
+	// +kubebuilder:default=0
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000000
+	// +kubebuilder:validation:XValidation:rule="self >= oldSelf",message="keyGeneration may only grow: keys do not come back"
+	KeyGeneration int64 `json:"keyGeneration,omitempty"`
+}
+
+// JWTSpec says which bearer tokens name a buyer.
+type JWTSpec struct {
+	// issuer that a token must have (its claim iss), 1 to 512 characters.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=512
+	Issuer string `json:"issuer"`
+
+	// audience that a token must be for (in its claim aud), 1 to 256 characters.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=256
+	Audience string `json:"audience"`
+
+	// jwksURL is where the issuer's public keys are, http or https. Over http, whoever is in between can name buyers: only
+	// within the cluster.
+	// +required
+	// +kubebuilder:validation:MinLength=8
+	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:XValidation:rule="isURL(self) && url(self).getScheme() in ['http', 'https'] && url(self).getHost() != ''",message="jwksURL must be an http or https URL"
+	JWKSURL string `json:"jwksURL"`
+
+	// buyerClaim is the claim that names the buyer, 1 to 64 characters; default sub.
+	// +optional
+	// +kubebuilder:default=sub
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	BuyerClaim string `json:"buyerClaim,omitempty"`
+
+	// leeway is by how much the issuer's clock may differ, 0s to 5m; default 30s.
+	// +optional
+	// +kubebuilder:default="30s"
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s') && duration(self) <= duration('5m')",message="leeway must be between 0s and 5m"
+	Leeway metav1.Duration `json:"leeway,omitempty"`
+}
+
+// RateLimitsSpec bounds how often one buyer, or one address, may ask. Each pod counts for itself.
+type RateLimitsSpec struct {
+	// buyer bounds the requests of one buyer.
+	// +optional
+	// +kubebuilder:default={}
+	Buyer BuyerRateLimit `json:"buyer,omitempty"`
+
+	// address bounds the requests from one address. It is off unless asked for: thousands of shoppers may share the
+	// address of a mobile carrier.
+	// +optional
+	// +kubebuilder:default={}
+	Address AddressRateLimit `json:"address,omitempty"`
+}
+
+// BuyerRateLimit bounds the requests of one buyer.
+type BuyerRateLimit struct {
+	// perSecond is how many requests a second are let through for long, 0 to 10,000; default 5. 0 is no limit.
+	// +optional
+	// +kubebuilder:default=5
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=10000
+	PerSecond *int32 `json:"perSecond,omitempty"`
+
+	// burst is how many requests are let through at once, 1 to 100,000; default 10.
+	// +optional
+	// +kubebuilder:default=10
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100000
+	Burst int32 `json:"burst,omitempty"`
+}
+
+// AddressRateLimit bounds the requests from one address.
+type AddressRateLimit struct {
+	// perSecond is how many requests a second are let through for long, 0 to 10,000. 0, the default, is no limit:
+	// thousands of shoppers may share the address of a mobile carrier.
+	// +optional
+	// +kubebuilder:default=0
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=10000
+	PerSecond int32 `json:"perSecond,omitempty"`
+
+	// burst is how many requests are let through at once, 1 to 100,000; default 100.
+	// +optional
+	// +kubebuilder:default=100
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100000
+	Burst int32 `json:"burst,omitempty"`
 }
 
 // SweepSpec shapes the sweeper.

@@ -45,6 +45,7 @@ spec:
   holdTTL: 20s
   database: {secretRef: {name: sales-db}}
   reserver: {replicas: 2, warmup: 20s}
+  admission: {trustedProxies: [10.0.0.0/8]} # the shoppers' pods name themselves
 `))
 
 // job is a pod that runs once, under the restricted pod security standard.

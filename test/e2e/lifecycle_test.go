@@ -76,6 +76,7 @@ spec:
   units: %d
   startTime: %q
   database: {secretRef: {name: sales-db}}
+  admission: {trustedProxies: [10.0.0.0/8]}
   %s
 `, namespace, units, start.UTC().Format(time.RFC3339), strings.Join(more, "\n  ")))
 }

@@ -417,8 +417,9 @@ func (b *bench) arm(ctx context.Context) error {
 			for i := int(next.Add(1)) - 1; i < b.sales && failed[c] == nil; i = int(next.Add(1)) - 1 {
 				sale := &sales.FlashSale{ObjectMeta: metav1.ObjectMeta{Name: key(i).Name, Namespace: key(i).Namespace}, Spec: sales.FlashSaleSpec{
 					SKU: "sku", Units: 5, StartTime: metav1.NewTime(time.Now().Add(24 * time.Hour)), HoldTTL: metav1.Duration{Duration: 10 * time.Minute},
-					Database: sales.DatabaseSpec{SecretRef: sales.SecretReference{Name: "sales-db"}},
-					Reserver: sales.ReserverSpec{Warmup: metav1.Duration{Duration: time.Minute}}, Sweep: sales.SweepSpec{Interval: metav1.Duration{Duration: time.Second}}}}
+					Database:  sales.DatabaseSpec{SecretRef: sales.SecretReference{Name: "sales-db"}},
+					Admission: sales.AdmissionSpec{TrustedProxies: []string{"10.0.0.0/8"}},
+					Reserver:  sales.ReserverSpec{Warmup: metav1.Duration{Duration: time.Minute}}, Sweep: sales.SweepSpec{Interval: metav1.Duration{Duration: time.Second}}}}
 				failed[c] = b.k8s.Create(ctx, sale)
 			}
 		})
